@@ -1,0 +1,25 @@
+"""The words every coding-agent conversation of this project shares.
+
+The transcript generator (training) and the corpus recorder both speak to the model in this
+format, so that the embedded model has seen the form, and only the form, of what it replays.
+"""
+
+SYSTEM_PROMPT = (
+    "You are a coding agent at work in a software repository. "
+    "Each command runs in a fresh shell at the root of the repository. "
+    "Look before you change, change as little as the task needs, check the result, "
+    "then say in a few sentences what was done."
+)
+
+BASH_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "bash",
+        "description": "Run a command in a fresh shell and return its output and exit code.",
+        "parameters": {
+            "type": "object",
+            "properties": {"command": {"type": "string", "description": "The command to run."}},
+            "required": ["command"],
+        },
+    },
+}
