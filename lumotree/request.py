@@ -1,0 +1,82 @@
+"""What goes into the decoder and what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Literal
+
+from lumotree.errors import RequestError
+
+FinishReason = Literal["stop", "length"]
+PHASES = ("draft", "verify", "select", "publish", "other")
+SOURCES = ("spine", "runner-up", "suffix", "rescue")
+# Receives each step's emitted token ids as one tuple, in order; the prefill's first token too.
+TokenCallback = Callable[[tuple[int, ...]], None]
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Sampling and stopping of one request. Defaults are the replay protocol's.
+
+    temperature 0 is greedy (ties to the lowest token id). top_k 0 and top_p 1 are off.
+    Presence and frequency penalties count generated tokens; the repetition penalty counts
+    prompt and generated tokens. `seed` keys the noise together with the absolute position.
+    """
+
+    temperature: float = 0.6
+    top_p: float = 0.95
+    top_k: int = 20
+    min_p: float = 0.0
+    presence_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    max_tokens: int = 1024
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises RequestError naming the first field that is out of range."""
+        rules = {
+            "temperature": self.temperature >= 0,
+            "top_p": 0 < self.top_p <= 1,
+            "top_k": self.top_k >= 0,
+            "min_p": 0 <= self.min_p <= 1,
+            "presence_penalty": -2 <= self.presence_penalty <= 2,
+            "frequency_penalty": -2 <= self.frequency_penalty <= 2,
+            "repetition_penalty": self.repetition_penalty > 0,
+            "max_tokens": self.max_tokens >= 1,
+            "stop": all(self.stop),
+        }
+        for name, ok in rules.items():
+            if not ok:
+                raise RequestError(f"{name}={getattr(self, name)!r} is out of range")
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        return tuple(f.name for f in fields(cls))
+
+
+@dataclass
+class Generation:
+    """One finished request. Times are wall-clock seconds; phases are milliseconds.
+
+    `ttft_s` runs from the call to the first emitted token (prefill and its selection);
+    `e2e_s` to the last one. `token_ids` never holds a token after a stop; the end-of-text
+    token itself is not among them but is counted in `completion_tokens`, as servers count it.
+    `accepted_by_depth[d]` is the number of steps whose accepted path reached depth d + 1.
+    """
+
+    token_ids: list[int]
+    text: str
+    finish_reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+    prefix_reused_tokens: int
+    ttft_s: float
+    e2e_s: float
+    steps: int
+    accepted_by_depth: list[int] = field(default_factory=list)
+    accepted_by_source: dict[str, int] = field(default_factory=dict)
+    phases_ms: dict[str, float] = field(default_factory=dict)
