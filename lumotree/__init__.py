@@ -1,0 +1,1 @@
+"""Speculative decoding on recurrent-hybrid language models: verify a tree, publish a path."""
