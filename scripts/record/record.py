@@ -1,0 +1,135 @@
+"""Records the corpora: runs every task, captures every request, selects, writes, freezes.
+
+    python -m scripts.record.record            # writes corpora/*.jsonl and their manifests
+    python -m scripts.record.record --check    # records again, compares with the manifests
+    python -m scripts.record.record --try scripts/record/tasks/first/errors-hint.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from replay.selection import select
+from scripts.record.agent import Exchange, run_script
+from scripts.record.plan import PATHS, PLANS, REPOSITORY, REVISION, Plan
+from scripts.record.script import Script, ScriptError, read_script
+from scripts.record.workspace import MACHINE_PATH, Workspace, WorkspaceError
+
+Row = dict[str, Any]
+
+
+def record_script(script: Script, revision: str = REVISION) -> list[Exchange]:
+    """Runs one task in a workspace of its own."""
+    with tempfile.TemporaryDirectory(prefix="record-") as folder:
+        return run_script(script, Workspace.create(REPOSITORY, revision, PATHS, Path(folder)))
+
+
+def rows(script: Script, exchanges: list[Exchange]) -> list[Row]:
+    """The corpus lines of a conversation. The clock is logical: a second for each message."""
+    return [
+        {
+            "custom_id": f"{script.name}-{turn:02d}",
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": exchange.body,
+            "lumotree": {
+                "conversation": script.name,
+                "turn": turn,
+                "task": script.name,
+                "recorded_at": len(exchange.body["messages"]) - 2,
+                "completion": exchange.answer,
+            },
+        }
+        for turn, exchange in enumerate(exchanges, start=1)
+    ]
+
+
+def encode(row: Row) -> str:
+    """One line. Raises WorkspaceError when a path of a machine is in it."""
+    line = json.dumps(row, ensure_ascii=False, separators=(",", ":"))
+    if found := MACHINE_PATH.search(line):
+        raise WorkspaceError(f"{row['custom_id']} names {line[found.start() - 40 : found.end() + 40]!r}")
+    return line + "\n"
+
+
+def record(plan: Plan) -> tuple[str, Row]:
+    """The corpus text and its manifest."""
+    captured = [row for script in plan.scripts() for row in rows(script, record_script(script))]
+    of_captured = Counter(row["lumotree"]["conversation"] for row in captured)
+    kept = [captured[i] for i in select([row["lumotree"]["conversation"] for row in captured], plan.requests)]
+    of_kept = Counter(row["lumotree"]["conversation"] for row in kept)
+    text = "".join(map(encode, kept))
+    manifest = {
+        "schema_version": 1,
+        "corpus": plan.path.name,
+        "requests": len(kept),
+        "sha256": hashlib.sha256(text.encode()).hexdigest(),
+        "captured": len(captured),
+        "selection": "proportional to conversations by largest remainder, evenly spaced in capture order",
+        "conversations": {
+            name: {"captured": count, "requests": of_kept[name]} for name, count in of_captured.items()
+        },
+        "source_revision": REVISION,
+        "recorder": "python -m scripts.record.record",
+    }
+    return text, manifest
+
+
+def write(plan: Plan) -> None:
+    text, manifest = record(plan)
+    plan.path.write_text(text, encoding="utf-8", newline="\n")
+    plan.manifest_path.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    print(f"{plan.path.name}: {manifest['requests']} of {manifest['captured']} requests", file=sys.stderr)
+
+
+def check(plan: Plan) -> bool:
+    """Whether a fresh recording has the frozen manifest, and the file has its hash."""
+    _, fresh = record(plan)
+    frozen = json.loads(plan.manifest_path.read_text(encoding="utf-8"))
+    on_disk = hashlib.sha256(plan.path.read_bytes()).hexdigest()
+    wrong = [key for key in fresh.keys() | frozen.keys() if fresh.get(key) != frozen.get(key)]
+    if on_disk != frozen["sha256"]:
+        wrong.append("the file's own hash")
+    print(f"{plan.path.name}: {'differs in ' + ', '.join(sorted(wrong)) if wrong else 'the same'}", file=sys.stderr)
+    return not wrong
+
+
+def show(path: Path) -> None:
+    """Runs one task and prints it as a reader would follow it."""
+    exchanges = record_script(read_script(path))
+    for turn, exchange in enumerate(exchanges, start=1):
+        size = sum(len(str(message)) for message in exchange.body["messages"])
+        print(f"--- turn {turn}, about {size} characters of messages\n{exchange.answer['content']}")
+        if exchange.result is not None:
+            print(json.loads(exchange.answer["tool_calls"][0]["function"]["arguments"])["command"])
+            print(f"=> {exchange.result.exit_code}\n{exchange.result.output}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare a fresh recording with the manifests")
+    parser.add_argument("--try", dest="task", type=Path, help="run one task and print it; writes nothing")
+    options = parser.parse_args()
+    try:
+        if options.task:
+            show(options.task)
+        elif options.check:
+            return 0 if all([check(plan) for plan in PLANS]) else 1
+        else:
+            for plan in PLANS:
+                write(plan)
+    except (ScriptError, WorkspaceError) as error:
+        print(f"record: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
