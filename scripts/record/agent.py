@@ -92,7 +92,9 @@ def run_script(script: Script, workspace: Workspace) -> list[Exchange]:
     steps = [step for go in script.goes for step in go.steps]
     exchanges = []
     users = [go.user for go in script.goes]
-    for step, exchange in zip(steps, converse(users, ScriptedModel(script), workspace), strict=True):
+    for step, exchange in zip(
+        steps, converse(users, ScriptedModel(script), workspace), strict=True
+    ):
         if exchange.result is not None and exchange.result.exit_code != step.exit_code:
             raise ScriptError(
                 f"{script.name}, turn {len(exchanges) + 1}: exit code {exchange.result.exit_code} "

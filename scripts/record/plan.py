@@ -14,11 +14,9 @@ TASKS = Path(__file__).parent / "tasks"
 REVISION = "HEAD"
 # Text only: neither the checkpoint nor the corpora belong in a task's workspace.
 PATHS = (
-    "arms",
-    "lumotree",
-    "replay",
-    "scripts",
-    "tests",
+    ".",
+    ":(exclude)corpora",
+    ":(exclude)results",
     ":(exclude)lumotree/embedded",
     ":(exclude)scripts/record",
     ":(exclude)tests/record",

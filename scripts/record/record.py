@@ -1,8 +1,8 @@
 """Records the corpora: runs every task, captures every request, selects, writes, freezes.
 
-    python -m scripts.record.record            # writes corpora/*.jsonl and their manifests
-    python -m scripts.record.record --check    # records again, compares with the manifests
-    python -m scripts.record.record --try scripts/record/tasks/first/errors-hint.md
+python -m scripts.record.record            # writes corpora/*.jsonl and their manifests
+python -m scripts.record.record --check    # records again, compares with the manifests
+python -m scripts.record.record --try scripts/record/tasks/first/errors-hint.md
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def encode(row: Row) -> str:
     """One line. Raises WorkspaceError when a path of a machine is in it."""
     line = json.dumps(row, ensure_ascii=False, separators=(",", ":"))
     if found := MACHINE_PATH.search(line):
-        raise WorkspaceError(f"{row['custom_id']} names {line[found.start() - 40 : found.end() + 40]!r}")
+        raise WorkspaceError(
+            f"{row['custom_id']} names {line[found.start() - 40 : found.end() + 40]!r}"
+        )
     return line + "\n"
 
 
@@ -63,7 +65,10 @@ def record(plan: Plan) -> tuple[str, Row]:
     """The corpus text and its manifest."""
     captured = [row for script in plan.scripts() for row in rows(script, record_script(script))]
     of_captured = Counter(row["lumotree"]["conversation"] for row in captured)
-    kept = [captured[i] for i in select([row["lumotree"]["conversation"] for row in captured], plan.requests)]
+    kept = [
+        captured[i]
+        for i in select([row["lumotree"]["conversation"] for row in captured], plan.requests)
+    ]
     of_kept = Counter(row["lumotree"]["conversation"] for row in kept)
     text = "".join(map(encode, kept))
     manifest = {
@@ -74,7 +79,8 @@ def record(plan: Plan) -> tuple[str, Row]:
         "captured": len(captured),
         "selection": "proportional to conversations by largest remainder, evenly spaced in capture order",
         "conversations": {
-            name: {"captured": count, "requests": of_kept[name]} for name, count in of_captured.items()
+            name: {"captured": count, "requests": of_kept[name]}
+            for name, count in of_captured.items()
         },
         "source_revision": REVISION,
         "recorder": "python -m scripts.record.record",
@@ -86,7 +92,10 @@ def write(plan: Plan) -> None:
     text, manifest = record(plan)
     plan.path.write_text(text, encoding="utf-8", newline="\n")
     plan.manifest_path.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-    print(f"{plan.path.name}: {manifest['requests']} of {manifest['captured']} requests", file=sys.stderr)
+    print(
+        f"{plan.path.name}: {manifest['requests']} of {manifest['captured']} requests",
+        file=sys.stderr,
+    )
 
 
 def check(plan: Plan) -> bool:
@@ -97,7 +106,10 @@ def check(plan: Plan) -> bool:
     wrong = [key for key in fresh.keys() | frozen.keys() if fresh.get(key) != frozen.get(key)]
     if on_disk != frozen["sha256"]:
         wrong.append("the file's own hash")
-    print(f"{plan.path.name}: {'differs in ' + ', '.join(sorted(wrong)) if wrong else 'the same'}", file=sys.stderr)
+    print(
+        f"{plan.path.name}: {'differs in ' + ', '.join(sorted(wrong)) if wrong else 'the same'}",
+        file=sys.stderr,
+    )
     return not wrong
 
 
@@ -113,9 +125,15 @@ def show(path: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="compare a fresh recording with the manifests")
-    parser.add_argument("--try", dest="task", type=Path, help="run one task and print it; writes nothing")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="compare a fresh recording with the manifests"
+    )
+    parser.add_argument(
+        "--try", dest="task", type=Path, help="run one task and print it; writes nothing"
+    )
     options = parser.parse_args()
     try:
         if options.task:

@@ -45,7 +45,9 @@ class Workspace:
         self._environment = environment
 
     @classmethod
-    def create(cls, repository: Path, revision: str, paths: tuple[str, ...], into: Path) -> Workspace:
+    def create(
+        cls, repository: Path, revision: str, paths: tuple[str, ...], into: Path
+    ) -> Workspace:
         """Unpacks `paths` of `revision` under `into` and commits them as the task's start."""
         archive = subprocess.run(
             ["git", "-C", str(repository), "archive", "--format=tar", revision, "--", *paths],
@@ -62,7 +64,9 @@ class Workspace:
             tar.extractall(root, **safe)
         _write_python(tools)
         workspace = cls(root, _environment(root, tools))
-        start = workspace.run("git init -q -b main && git add -A && git commit -q -m 'Start of the task'")
+        start = workspace.run(
+            "git init -q -b main && git add -A && git commit -q -m 'Start of the task'"
+        )
         if start.exit_code:
             raise WorkspaceError(f"git init: {start.output}")
         return workspace
