@@ -162,7 +162,10 @@ class TreeDescriptor:
                     "parents are earlier rows; only row 0 has none",
                 )
             if self.default_active[row] and not self.default_active[parent]:
-                raise LumoTreeError(f"tree {self.name}: active row {row} hangs below an inactive row")
+                raise LumoTreeError(
+                    f"tree {self.name}: active row {row} hangs below an inactive row"
+                )
+        for row, parent in enumerate(self.parents[1:], start=1):
             if self.slots[parent] >= self.slots[row]:
                 raise LumoTreeError(f"tree {self.name}: slot of row {row} precedes its parent's")
         if sorted(self.slots) != list(range(len(self))):

@@ -1,0 +1,1 @@
+"""The hybrid model: config, checkpoint, forward over tree rows, MTP head."""

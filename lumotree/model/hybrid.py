@@ -1,0 +1,110 @@
+"""The hybrid trunk and its MTP head, loaded from a Hugging Face checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lumotree.errors import CheckpointError
+from lumotree.model.checkpoint import Checkpoint
+from lumotree.model.config import ModelConfig
+from lumotree.model.layers import DecoderLayer, Rows
+from lumotree.ops import reference as ops
+
+# Rope positions beyond the context: a tree may reach past the last token that is emitted.
+SPARE_POSITIONS = 256
+
+
+class HybridModel:
+    """Embedding, decoder layers, final norm, lm_head, and `mtp` when the checkpoint has one."""
+
+    def __init__(
+        self, config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.config, self.dtype, self.device = config, dtype, device
+
+        def take(name: str, shape: tuple[int, ...]) -> Tensor:
+            return checkpoint.take(name, shape).to(device=device, dtype=dtype)
+
+        def below(prefix: str):
+            return lambda name, shape: take(prefix + name, shape)
+
+        trunk, h = checkpoint.trunk, config.hidden_size
+        self.embedding = take(f"{trunk}embed_tokens.weight", (config.vocab_size, h))
+        seen = dict.fromkeys(config.layer_types, 0)
+        self.layers: list[DecoderLayer] = []
+        for i, kind in enumerate(config.layer_types):
+            self.layers.append(
+                DecoderLayer(config, kind, seen[kind], below(f"{trunk}layers.{i}."))
+            )
+            seen[kind] += 1
+        self.norm = 1 + take(f"{trunk}norm.weight", (h,)).float()
+        tied = config.tie_word_embeddings or "lm_head.weight" not in checkpoint
+        self.lm_head = ops.pack_linear(
+            self.embedding if tied else take("lm_head.weight", (config.vocab_size, h))
+        )
+        self.mtp = MTPHead(config, below("mtp.")) if checkpoint.has_mtp() else None
+        self.rope = ops.rope_table(
+            config.max_position_embeddings + SPARE_POSITIONS,
+            config.rotary_dim,
+            config.rope_theta,
+            device,
+        )
+
+    @classmethod
+    def load(cls, folder: Path, dtype: torch.dtype, device: torch.device) -> HybridModel:
+        """Loads a Hugging Face folder. Raises CheckpointError naming the file, field or tensor."""
+        config = ModelConfig.from_folder(folder)
+        try:
+            return cls(config, Checkpoint(folder), dtype, device)
+        except torch.OutOfMemoryError as error:
+            raise CheckpointError(f"{folder} does not fit the memory of {device}") from error
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        return self.embedding[token_ids]
+
+    def forward(self, token_ids: Tensor, rows: Rows) -> Tensor:
+        """[n] token ids -> [n, hidden] after the final norm, in the model dtype."""
+        x = self.embed(token_ids)
+        for layer in self.layers:
+            x = layer(x, rows)
+        return ops.rms_norm(x, self.norm, self.config.rms_norm_eps)
+
+    def draft_forward(self, token_ids: Tensor, hidden: Tensor, rows: Rows) -> Tensor:
+        """One pass of the MTP head: [n] tokens and [n, hidden] of the positions before them."""
+        return self.mtp(self.embed(token_ids), hidden, rows)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, hidden] after the final norm -> float32 [n, vocab]."""
+        return ops.linear(hidden, self.lm_head).float()
+
+
+class MTPHead:
+    """Multi-token-prediction head: fc over (embedding, hidden), one attention layer, norm.
+
+    x = fc([norm_e(E[token p]), norm_h(h_{p-1})]), then the layer and `mtp.norm`. h_{p-1} is the
+    target's hidden AFTER its final norm; in recursion it is this head's own normed output.
+    The result predicts token p + 1 through the shared lm_head.
+    """
+
+    def __init__(self, config: ModelConfig, take) -> None:
+        h, self.eps = config.hidden_size, config.rms_norm_eps
+        self.norm_embedding = 1 + take("pre_fc_norm_embedding.weight", (h,)).float()
+        self.norm_hidden = 1 + take("pre_fc_norm_hidden.weight", (h,)).float()
+        self.fc = ops.pack_linear(take("fc.weight", (h, 2 * h)))
+        self.layer = DecoderLayer(
+            config, "full_attention", 0, lambda name, shape: take("layers.0." + name, shape)
+        )
+        self.norm = 1 + take("norm.weight", (h,)).float()
+
+    def __call__(self, embedded: Tensor, hidden: Tensor, rows: Rows) -> Tensor:
+        both = torch.cat(
+            (
+                ops.rms_norm(embedded, self.norm_embedding, self.eps),
+                ops.rms_norm(hidden, self.norm_hidden, self.eps),
+            ),
+            dim=-1,
+        )
+        return ops.rms_norm(self.layer(ops.linear(both, self.fc), rows), self.norm, self.eps)

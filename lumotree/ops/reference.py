@@ -1,0 +1,243 @@
+"""Plain torch definition of every operation, float32 and bfloat16, CPU and CUDA.
+
+Rows are independent: the bits of a row's result depend neither on its neighbours nor on the
+row count. Where that needs care (which matrix product, which summation order), a comment says
+how. Recurrences and attention run in float32 whatever the model dtype.
+Arithmetic: Qwen3.5 as published (RMSNorm with 1 + w, gated attention, gated delta rule of
+Yang et al. 2024, arXiv 2412.06464).
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Prefix keys are summed in blocks of this many absolute positions. One BLAS call sums a block
+# as a single chain from its first key to its last, so zero weights between keys change no bit.
+KEY_BLOCK = 256
+# Intra-chunk length of the chunked delta rule, as in its reference implementations.
+DELTA_CHUNK = 64
+
+
+def pack_linear(weight: Tensor) -> Tensor:
+    """[out, in] weight -> the [in, out] right-hand side of `linear`.
+
+    On CPU a contiguous copy: BLAS then uses one summation order for every row count above one.
+    On CUDA a view: cuBLAS wants the reduction dimension contiguous.
+    """
+    return weight.t() if weight.is_cuda else weight.t().contiguous()
+
+
+def linear(x: Tensor, packed: Tensor) -> Tensor:
+    """[n, in] @ [in, out] in the model dtype."""
+    return x @ packed
+
+
+def rms_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
+    """x / rms(x) * scale over the last dim in float32, result in x's dtype; scale is 1 + w."""
+    wide = x.float()
+    norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    inverse = (norm * norm).div_(x.shape[-1]).add_(eps).rsqrt_()
+    return (wide * inverse).mul_(scale).to(x.dtype)
+
+
+def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """GDN output norm per value head: normalise, times weight, times silu(gate) in float32.
+
+    x float32 [n, heads, dv], gate [n, heads, dv] in the model dtype, which the result takes.
+    """
+    dtype = gate.dtype
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    inverse = (norm * norm).div_(x.shape[-1]).add_(eps).rsqrt_()
+    scaled = (x * inverse).to(dtype) * weight
+    return (scaled * F.silu(gate.float())).to(dtype)
+
+
+def l2_norm(x: Tensor) -> Tensor:
+    """x / sqrt(sum x^2 + 1e-6) over the last dim, float32."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x * (norm * norm).add_(1e-6).rsqrt_()
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """[n, 2 f] -> silu(first half) * second half, [n, f]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)
+
+
+def rope_table(positions: int, dim: int, theta: float, device: torch.device) -> Tensor:
+    """[positions, 2, dim / 2] float32: cosine and sine of position * theta^(-2 i / dim)."""
+    exponent = torch.arange(0, dim, 2, dtype=torch.float, device=device) / dim
+    angle = torch.arange(positions, dtype=torch.float, device=device)[:, None] / theta**exponent
+    return torch.stack((angle.cos(), angle.sin()), dim=1)
+
+
+def rope(x: Tensor, angles: Tensor) -> Tensor:
+    """Rotates the first dims of each head by halves (NeoX). x [n, heads, d], angles [n, 2, r/2]."""
+    half = angles.shape[-1]
+    cos, sin = angles[:, 0, None].to(x.dtype), angles[:, 1, None].to(x.dtype)
+    low, high, rest = x.split((half, half, x.shape[-1] - 2 * half), dim=-1)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin, rest), dim=-1)
+
+
+def conv_taps(taps: Tensor, weight: Tensor) -> Tensor:
+    """Causal depthwise convolution of gathered inputs, then SiLU.
+
+    taps [n, width, channels], oldest first; weight float32 [width, channels]. The taps are
+    added in order, oldest first, in float32, whatever the row count.
+    """
+    products = taps.float() * weight
+    total = reduce(torch.add, products.unbind(1))
+    return F.silu(total.to(taps.dtype))
+
+
+def delta_gates(a: Tensor, b: Tensor, a_neg: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Log decay g = -exp(A_log) softplus(a + dt_bias) and rate beta = sigmoid(b), float32 [n, heads].
+
+    a_neg is -exp(A_log); beta is rounded to the model dtype first, as the published model does.
+    """
+    return a_neg * F.softplus(a.float() + dt_bias), torch.sigmoid(b).float()
+
+
+def delta_read(
+    state: Tensor, key_query: Tensor, v: Tensor, decay: Tensor, beta: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What one token writes and reads: d = beta (v - decay S^T k), o = decay S^T q + (k . q) d.
+
+    Equal to reading after the update, since (S decay + k d^T)^T q = decay S^T q + (k . q) d.
+    state [B, dk, dv], key_query [B, 2, dk], v [B, dv], decay and beta [B, 1]; returns (d, o)
+    [B, dv]. Key and query share one product of two rows: with one row BLAS sums differently.
+    """
+    held = torch.bmm(key_query, state).mul_(decay[:, :, None])
+    written = (v - held[:, 0]).mul_(beta)
+    overlap = (key_query[:, 0] * key_query[:, 1]).sum(-1, keepdim=True)
+    return written, overlap.mul(written).add_(held[:, 1])
+
+
+def delta_write(
+    state: Tensor, key_query: Tensor, written: Tensor, decay: Tensor, out: Tensor
+) -> Tensor:
+    """out = S decay + k d^T, [B, dk, dv]; `out` may be `state`."""
+    torch.mul(state, decay[:, :, None], out=out)
+    return out.add_(key_query[:, 0, :, None] * written[:, None, :])
+
+
+def delta_chunk(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
+    """Gated delta rule over a run of tokens, in chunks; `state` is advanced in place.
+
+    q, k [heads, T, dk], v [heads, T, dv], g (log decay) and beta [heads, T], state
+    [heads, dk, dv], all float32; returns [heads, T, dv]. The chunk form (a unit lower
+    triangular system per chunk) is that of arXiv 2412.06464.
+    """
+    heads, length, dk = k.shape
+    pad = -length % DELTA_CHUNK
+    if pad:  # rows of beta 0 and decay 1 leave the state alone
+        q, k, v = (F.pad(x, (0, 0, 0, pad)) for x in (q, k, v))
+        g, beta = F.pad(g, (0, pad)), F.pad(beta, (0, pad))
+    shape = (heads, -1, DELTA_CHUNK)
+    q, k, v = (x.reshape(*shape, x.shape[-1]) for x in (q, k, v))
+    fall = g.reshape(shape).cumsum(-1)
+    rate = beta.reshape(shape)[..., None]
+    between = (fall[..., :, None] - fall[..., None, :]).tril().exp().tril()
+    system = (k * rate) @ k.transpose(-1, -2) * between
+    local = q @ k.transpose(-1, -2) * between
+    sides = torch.cat((v * rate, k * rate * fall.exp()[..., None]), dim=-1)
+    solved = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True)
+    own, read = solved.split((v.shape[-1], dk), dim=-1)
+    q_in = q * fall.exp()[..., None]
+    k_out = (k * (fall[..., -1:] - fall).exp()[..., None]).transpose(-1, -2)
+    keep = fall[..., -1].exp()[..., None, None]
+    out = torch.empty_like(own)
+    for i in range(own.shape[1]):
+        fresh = own[:, i] - read[:, i] @ state
+        out[:, i] = q_in[:, i] @ state + local[:, i] @ fresh
+        state.mul_(keep[:, i]).add_(k_out[:, i] @ fresh)
+    return out.reshape(heads, -1, v.shape[-1])[:, :length]
+
+
+def tree_attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    prefix: int,
+    hidden: Tensor,
+    later: Tensor | None,
+    first: int = 0,
+) -> Tensor:
+    """Attention of tree rows over the prefix and their own root paths.
+
+    q [n, heads, d] already scaled; keys, values float32 [kv_heads, prefix + slots, d], tree
+    keys in slot order after the prefix; hidden bool [n, slots]: keys the row must not see;
+    later bool [slots]: keys whose position lies past the key block that holds position
+    `prefix`, None when none does; keys before `first` are seen by nobody. Returns
+    [n, heads, d] float32.
+
+    A key's weight is summed within the block of its absolute position, ancestors before
+    descendants, blocks in order. So a row's sum is the one that decoding its path token by
+    token gives, bit for bit; keys of other branches enter as exact zeros.
+    """
+    n, heads, d = q.shape
+    kv_heads, length, _ = keys.shape
+    group = heads // kv_heads
+    grouped = q.reshape(n, kv_heads, group, d).transpose(0, 1).reshape(kv_heads, n * group, d)
+    scores = torch.matmul(keys, grouped.transpose(1, 2)).transpose(1, 2)
+    scores = scores.contiguous().view(kv_heads, n, group, length)
+    scores[..., prefix:].masked_fill_(hidden[:, None], float("-inf"))
+    if first:
+        scores[..., :first] = float("-inf")
+    scores = scores.view(kv_heads, n * group, length)
+    weights = (scores - scores.amax(-1, keepdim=True)).exp_()
+    # A draft row that overflowed must not reach its siblings as 0 * inf.
+    values[:, prefix:].nan_to_num_(0.0, 0.0, 0.0)
+    start = prefix // KEY_BLOCK * KEY_BLOCK
+    tail = weights[..., start:]
+    parts = []
+    if start:
+        blocks = weights[..., :start].view(kv_heads, n * group, -1, KEY_BLOCK).transpose(1, 2)
+        parts += _weighted(blocks, values[:, :start].view(kv_heads, -1, KEY_BLOCK, d))
+    if later is not None:
+        past = torch.cat((later.new_zeros(prefix - start), later))
+        parts += _weighted((tail * ~past)[:, None], values[:, None, start:])
+        tail = tail * past
+    parts += _weighted(tail[:, None], values[:, None, start:])
+    total, mass = (reduce(torch.add, side) for side in zip(*parts, strict=True))
+    out = (total / mass).view(kv_heads, n, group, d)
+    return out.transpose(0, 1).reshape(n, heads, d)
+
+
+def _weighted(weights: Tensor, values: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Per key block: (weights @ values, sum of weights), both summed by the same kind of chain.
+
+    weights [kv_heads, blocks, m, keys], values [kv_heads, blocks, keys, d].
+    """
+    ones = values.new_ones(values.shape[-2], 8)
+    # One product per head: a batched one would first copy the whole cache to make it regular.
+    sums = torch.stack([w @ v for w, v in zip(weights, values, strict=True)])
+    mass = torch.matmul(weights, ones)[..., :1]
+    return list(zip(sums.unbind(1), mass.unbind(1), strict=True))
+
+
+def prefill_attention(q: Tensor, keys: Tensor, values: Tensor, start: int, first: int = 0) -> Tensor:
+    """Causal attention of positions start .. start + n - 1 over keys 0 .. start + n - 1.
+
+    q [n, heads, d] already scaled, keys and values float32 [kv_heads, start + n, d];
+    keys before `first` are not seen (except by rows that see nothing else).
+    """
+    n = q.shape[0]
+    column = torch.arange(start + n, device=q.device)
+    row = column[start:, None]
+    seen = (column <= row) & ((column >= first) | (row < first))
+    group = q.shape[1] // keys.shape[0]
+    keys, values = (x.repeat_interleave(group, 0)[None] for x in (keys, values))
+    out = F.scaled_dot_product_attention(
+        q.transpose(0, 1)[None], keys, values, attn_mask=seen, scale=1.0
+    )
+    return out[0].transpose(0, 1)
+
+
+def top_candidates(logits: Tensor, k: int = 3) -> tuple[list[int], list[list[int]]]:
+    """Per row of [n, V]: the argmax (lowest id wins ties) and the k best ids in top-k order."""
+    return logits.argmax(-1).tolist(), logits.topk(k, dim=-1).indices.tolist()

@@ -1,0 +1,152 @@
+"""The persistent state of one request, S(m) = (R, C, K), and its continuation boundary.
+
+All surfaces describe the same `length` m: the recurrent matrices R, the convolution histories
+C, the attention keys and values K, and the draft head's own keys and values. The pending token
+b (emitted, not yet consumed by a target forward) belongs to the decoder; (S(m), b) is the
+continuation boundary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lumotree.model.config import ModelConfig
+
+
+@dataclass
+class KVCache:
+    """Keys and values of a stack of attention layers, float32 [layers, kv_heads, slots, head_dim].
+
+    float32 whatever the model dtype: the values are those of the model dtype, widened once
+    here and not at every step.
+    """
+
+    keys: Tensor
+    values: Tensor
+
+    @classmethod
+    def empty(cls, config: ModelConfig, layers: int, slots: int, device: torch.device) -> KVCache:
+        shape = (layers, config.num_key_value_heads, slots, config.head_dim)
+        keys = torch.empty(shape, dtype=torch.float32, device=device)
+        return cls(keys, torch.empty_like(keys))
+
+    @property
+    def slots(self) -> int:
+        return self.keys.shape[2]
+
+    def write(self, layer: int, slots: Tensor | slice, keys: Tensor, values: Tensor) -> None:
+        """Stores [n, kv_heads, head_dim] rows at `slots`."""
+        self.keys[layer][:, slots] = keys.transpose(0, 1).float()
+        self.values[layer][:, slots] = values.transpose(0, 1).float()
+
+    def move(self, source: Tensor, start: int) -> None:
+        """Copies the slots `source` of every layer to start, start + 1, ... (read before write)."""
+        stop = start + source.numel()
+        for side in (self.keys, self.values):
+            side[:, :, start:stop] = side[:, :, source]
+
+    def clone_prefix(self, length: int) -> KVCache:
+        return KVCache(self.keys[:, :, :length].clone(), self.values[:, :, :length].clone())
+
+    def restore_prefix(self, saved: KVCache) -> None:
+        length = saved.slots
+        self.keys[:, :, :length] = saved.keys
+        self.values[:, :, :length] = saved.values
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All surfaces at `length` tokens of `token_ids`: either all of them or no snapshot."""
+
+    token_ids: tuple[int, ...]
+    recurrent: Tensor
+    conv: Tensor
+    kv: KVCache
+    mtp_kv: KVCache | None
+    last_hidden: Tensor
+
+    @property
+    def length(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def nbytes(self) -> int:
+        caches = [self.kv] if self.mtp_kv is None else [self.kv, self.mtp_kv]
+        tensors = [self.recurrent, self.conv, self.last_hidden]
+        tensors += [side for cache in caches for side in (cache.keys, cache.values)]
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+
+class HybridState:
+    """State buffers of one request slot, reused from request to request after `reset`.
+
+    recurrent: float32 [linear layers, value heads, dk, dv]. conv: model dtype
+    [linear layers, width - 1, channels], oldest input first. kv: every full-attention layer.
+    mtp_kv: the draft head's one layer; its slot p belongs to the pair (token p, hidden of
+    p - 1), so slot 0 does not exist and is never seen. mtp_hidden: final-normed hidden rows of
+    the last positions before `length` whose successors have no draft-head slot yet.
+    """
+
+    def __init__(
+        self, config: ModelConfig, capacity: int, dtype: torch.dtype, device: torch.device, mtp: bool
+    ) -> None:
+        self.capacity = capacity
+        self.recurrent = torch.empty(
+            config.num_linear_layers,
+            config.linear_num_value_heads,
+            config.linear_key_head_dim,
+            config.linear_value_head_dim,
+            device=device,
+        )
+        self.conv = torch.empty(
+            config.num_linear_layers,
+            config.conv_kernel - 1,
+            config.conv_dim,
+            dtype=dtype,
+            device=device,
+        )
+        self.kv = KVCache.empty(config, config.num_full_layers, capacity, device)
+        self.mtp_kv = KVCache.empty(config, 1, capacity, device) if mtp else None
+        self.hidden_size = config.hidden_size
+        self.reset()
+
+    def reset(self) -> None:
+        """Back to the empty prefix. Keys and values past `length` are never read, so they stay."""
+        self.length = 0
+        self.recurrent.zero_()
+        self.conv.zero_()
+        if self.mtp_kv is not None:
+            self.mtp_kv.keys[:, :, 0] = 0.0
+            self.mtp_kv.values[:, :, 0] = 0.0
+        self.mtp_hidden = self.conv.new_empty(0, self.hidden_size)
+
+    def snapshot(self, token_ids: tuple[int, ...], last_hidden: Tensor) -> Snapshot:
+        """Copies every surface. Raises ValueError unless `token_ids` are the materialised ones."""
+        if len(token_ids) != self.length:
+            raise ValueError(f"{len(token_ids)} tokens cannot name a state of {self.length}")
+        return Snapshot(
+            token_ids=token_ids,
+            recurrent=self.recurrent.clone(),
+            conv=self.conv.clone(),
+            kv=self.kv.clone_prefix(self.length),
+            mtp_kv=None if self.mtp_kv is None else self.mtp_kv.clone_prefix(self.length),
+            last_hidden=last_hidden.clone(),
+        )
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Every surface from the snapshot, or ValueError and nothing changed."""
+        if (snapshot.mtp_kv is None) != (self.mtp_kv is None):
+            raise ValueError("snapshot and state differ in having a draft head")
+        if snapshot.length > self.capacity:
+            raise ValueError(f"{snapshot.length} tokens do not fit {self.capacity} slots")
+        self.reset()
+        self.recurrent.copy_(snapshot.recurrent)
+        self.conv.copy_(snapshot.conv)
+        self.kv.restore_prefix(snapshot.kv)
+        if self.mtp_kv is not None:
+            self.mtp_kv.restore_prefix(snapshot.mtp_kv)
+        self.mtp_hidden = snapshot.last_hidden.clone()
+        self.length = snapshot.length
