@@ -1,0 +1,1 @@
+"""Sources of draft tokens: each proposes, none decides."""
