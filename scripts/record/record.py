@@ -16,6 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from replay.corpus import CorpusRequest, parse_line
 from replay.selection import select
 from scripts.record.agent import Exchange, run_script
 from scripts.record.plan import PATHS, PLANS, REPOSITORY, REVISION, Plan
@@ -23,6 +24,11 @@ from scripts.record.script import Script, ScriptError, read_script
 from scripts.record.workspace import MACHINE_PATH, Workspace, WorkspaceError
 
 Row = dict[str, Any]
+
+SELECTION = (
+    "all captured requests, or as many as the plan keeps: shared out to conversations in "
+    "proportion by largest remainder, evenly spaced in capture order (replay/selection.py)"
+)
 
 
 def record_script(script: Script, revision: str = REVISION) -> list[Exchange]:
@@ -63,24 +69,25 @@ def encode(row: Row) -> str:
 
 def record(plan: Plan) -> tuple[str, Row]:
     """The corpus text and its manifest."""
-    captured = [row for script in plan.scripts() for row in rows(script, record_script(script))]
-    of_captured = Counter(row["lumotree"]["conversation"] for row in captured)
-    kept = [
-        captured[i]
-        for i in select([row["lumotree"]["conversation"] for row in captured], plan.requests)
-    ]
-    of_kept = Counter(row["lumotree"]["conversation"] for row in kept)
-    text = "".join(map(encode, kept))
+    lines: dict[str, str] = {}
+    captured: list[CorpusRequest] = []
+    for script in plan.scripts():
+        for row in rows(script, record_script(script)):
+            line = lines[row["custom_id"]] = encode(row)
+            captured.append(parse_line(line.encode(), len(lines), plan.path))
+    kept = select(captured, plan.requests)
+    text = "".join(lines[request.request_id] for request in kept)
+    of_captured = Counter(request.conversation for request in captured)
+    of_kept = Counter(request.conversation for request in kept)
     manifest = {
         "schema_version": 1,
         "corpus": plan.path.name,
-        "requests": len(kept),
+        "count": len(kept),
         "sha256": hashlib.sha256(text.encode()).hexdigest(),
         "captured": len(captured),
-        "selection": "proportional to conversations by largest remainder, evenly spaced in capture order",
+        "selection": SELECTION,
         "conversations": {
-            name: {"captured": count, "requests": of_kept[name]}
-            for name, count in of_captured.items()
+            name: {"captured": count, "kept": of_kept[name]} for name, count in of_captured.items()
         },
         "source_revision": REVISION,
         "recorder": "python -m scripts.record.record",
@@ -93,7 +100,7 @@ def write(plan: Plan) -> None:
     plan.path.write_text(text, encoding="utf-8", newline="\n")
     plan.manifest_path.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     print(
-        f"{plan.path.name}: {manifest['requests']} of {manifest['captured']} requests",
+        f"{plan.path.name}: {manifest['count']} of {manifest['captured']} requests",
         file=sys.stderr,
     )
 
