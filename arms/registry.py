@@ -1,0 +1,37 @@
+"""From a spec to an arm. Creators import what they need only when they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from arms.protocol import Arm
+from arms.spec import MTP_DEPTHS, ArmSpec
+
+if TYPE_CHECKING:
+    from lumotree.engine import Engine
+
+
+def create(spec: ArmSpec, engine: Engine) -> Arm:
+    """The arm of a parsed spec, not yet started. In-process arms share `engine`'s weights."""
+    return CREATORS[spec.name](spec, engine)
+
+
+def _in_process(spec: ArmSpec, engine: Engine) -> Arm:
+    from arms.inprocess import InProcessArm
+
+    return InProcessArm(spec, engine)
+
+
+def _sglang(spec: ArmSpec, engine: Engine) -> Arm:
+    from arms.http import SglangArm
+
+    return SglangArm(spec)
+
+
+CREATORS: dict[str, Callable[[ArmSpec, Engine], Arm]] = {
+    "ar": _in_process,
+    **{f"mtp-{depth}": _in_process for depth in MTP_DEPTHS},
+    "lumotree": _in_process,
+    "sglang-eagle": _sglang,
+}

@@ -1,0 +1,119 @@
+"""The grammar of arm specs: NAME[:key=value[,key=value]], several separated by spaces."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from lumotree.errors import ArmError, LumoTreeError
+
+MTP_DEPTHS = (1, 3, 5, 7)
+ALL = ("ar", "mtp-5", "lumotree", "sglang-eagle")
+MAX_PASSES = 16
+
+
+@dataclass(frozen=True)
+class ArmSpec:
+    """One parsed spec; `options` holds what was given, in the order it was given."""
+
+    name: str
+    options: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        given = ",".join(f"{key}={value}" for key, value in self.options.items())
+        return f"{self.name}:{given}" if given else self.name
+
+
+def parse_arms(texts: Iterable[str]) -> list[ArmSpec]:
+    """Specs of an --arms text or of several --arm texts, in order.
+
+    Raises ArmError naming the arm or the option and the valid ones. `all` stands for
+    `ar mtp-5 lumotree sglang-eagle`.
+    """
+    specs: list[ArmSpec] = []
+    for word in (word for text in texts for word in text.split()):
+        specs += [ArmSpec(name) for name in ALL] if word == "all" else [parse_arm(word)]
+    if not specs:
+        raise ArmError("no arm is named", f"valid arms: all, {', '.join(OPTIONS)}")
+    labels = [str(spec) for spec in specs]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ArmError(f"arm '{label}' is named twice")
+    return specs
+
+
+def parse_arm(text: str) -> ArmSpec:
+    """One spec. Raises ArmError as `parse_arms` does."""
+    name, colon, rest = text.partition(":")
+    if name not in OPTIONS:
+        raise ArmError(f"unknown arm '{name}'", _suggest(name, ["all", *OPTIONS], "arms"))
+    if colon and not rest:
+        raise ArmError(f"arm '{text}' ends in a colon without options")
+    options: dict[str, str] = {}
+    last = None
+    for item in rest.split(",") if rest else []:
+        key, equals, value = item.partition("=")
+        if not equals and last == "tree":
+            # A parent list such as tree=-1,0,0,1 has commas of its own.
+            options[last] += f",{item}"
+            continue
+        if key not in OPTIONS[name]:
+            hint = _suggest(key, list(OPTIONS[name]), f"options of {name}")
+            raise ArmError(f"arm '{name}' has no option '{key}'", hint)
+        if key in options:
+            raise ArmError(f"arm '{name}' has option '{key}' twice")
+        if not value:
+            raise ArmError(f"option '{key}' of arm '{name}' has no value")
+        options[key] = value
+        last = key
+    for key, value in options.items():
+        OPTIONS[name][key](f"option '{key}' of arm '{name}'", value)
+    return ArmSpec(name, options)
+
+
+def _tree(where: str, value: str) -> None:
+    from lumotree.tree import tree_from_name
+
+    try:
+        tree_from_name(value)
+    except LumoTreeError as error:
+        raise ArmError(f"{where}: {error.message}", error.hint) from None
+
+
+def _passes(where: str, value: str) -> None:
+    if not value.isdecimal() or int(value) > MAX_PASSES:
+        raise ArmError(f"{where} is '{value}'; it takes a whole number from 0 to {MAX_PASSES}")
+
+
+def _switch(where: str, value: str) -> None:
+    if value not in ("on", "off"):
+        raise ArmError(f"{where} is '{value}'; it takes on or off")
+
+
+def _url(where: str, value: str) -> None:
+    try:
+        parts = urlsplit(value)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise ArmError(f"{where} is '{value}'; it takes an address such as http://127.0.0.1:30000")
+
+
+def _suggest(word: str, valid: list[str], what: str) -> str:
+    if not valid:
+        return f"there are no {what}"
+    close = difflib.get_close_matches(word, valid, n=1)
+    meant = f"did you mean '{close[0]}'? " if close else ""
+    return f"{meant}valid {what}: {', '.join(valid)}"
+
+
+# Names and options that exist, each option with its check. Help and errors are made from this.
+OPTIONS: dict[str, dict[str, Callable[[str, str], None]]] = {
+    "ar": {},
+    **{f"mtp-{depth}": {} for depth in MTP_DEPTHS},
+    "lumotree": {"tree": _tree, "passes": _passes, "suffix": _switch},
+    "sglang-eagle": {"url": _url},
+}

@@ -1,0 +1,1 @@
+"""The benchmark: recorded corpora replayed through arms, pooled, compared and drawn."""

@@ -1,0 +1,159 @@
+"""`lumotree replay`: a corpus through the arms, into a run folder."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from lumotree.errors import LumoTreeError
+
+EPILOG = """Examples:
+
+lumotree replay corpora/first.jsonl --arms all
+
+lumotree replay corpora/first.jsonl --arms "ar lumotree:suffix=off" --runs 1 --cap 128
+
+lumotree replay --resume runs/20260101-120000-first"""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("replay", epilog=EPILOG)(replay)
+
+
+def replay(
+    corpus: str = typer.Argument(None, help="JSONL corpus, one OpenAI batch line per request."),
+    arms: str = typer.Option(
+        None,
+        help="Arm specs separated by spaces, or all (= ar mtp-5 lumotree sglang-eagle), "
+        "the default. NAME[:key=value[,key=value]]; names: ar, mtp-1, mtp-3, mtp-5, mtp-7, "
+        "lumotree (tree=, passes=, suffix=on|off), sglang-eagle (url=).",
+    ),
+    arm: list[str] = typer.Option(None, help="One arm spec; may be repeated."),
+    model: str = typer.Option(
+        None, help="embedded (default), or a folder or hub id of a Hugging Face checkpoint."
+    ),
+    dtype: str = typer.Option(None, help="auto (default), float32 or bfloat16."),
+    device: str = typer.Option(None, help="auto (default), cpu, cuda or cuda:N."),
+    rows: str = typer.Option(
+        None, help="natural (default): each arm pays for its own rows; matched: all pay alike."
+    ),
+    threads: int = typer.Option(None, help="CPU threads; default: as torch chooses."),
+    runs: int = typer.Option(None, help="Interleaved runs. Default 3."),
+    limit: int = typer.Option(
+        None, help="Requests to take: proportional to conversations, evenly spaced. Default all."
+    ),
+    warmup: int = typer.Option(None, help="Warm-up requests per arm, in no rate. Default 1."),
+    cap: int = typer.Option(None, help="Most tokens per request. Default 1024."),
+    sampling: str = typer.Option(
+        None,
+        help="protocol (default): temperature 0.6, top-p 0.95, top-k 20, presence penalty 1.0; "
+        "recorded: what the request says, the protocol where it says nothing.",
+    ),
+    greedy: bool = typer.Option(False, "--greedy", help="Short for --temperature 0."),
+    temperature: float = typer.Option(None, help="Overrides the temperature."),
+    top_p: float = typer.Option(None, help="Overrides top-p."),
+    top_k: int = typer.Option(None, help="Overrides top-k; 0 is off."),
+    min_p: float = typer.Option(None, help="Overrides min-p."),
+    presence_penalty: float = typer.Option(None, help="Overrides the presence penalty."),
+    frequency_penalty: float = typer.Option(None, help="Overrides the frequency penalty."),
+    repetition_penalty: float = typer.Option(None, help="Overrides the repetition penalty."),
+    seed: int = typer.Option(
+        None, help="With the request's id it gives the request's seed, for all arms. Default 0."
+    ),
+    check_tokens: bool = typer.Option(
+        None,
+        "--check-tokens/--no-check-tokens",
+        help="Demand equal token ids of the in-process arms (default); a mismatch is exit code 1.",
+    ),
+    out: Path = typer.Option(None, help="Run folder. Default runs/<time>-<corpus>."),
+    resume: Path = typer.Option(None, help="Continue this run folder with its own options."),
+    as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
+    quiet: bool = typer.Option(False, "--quiet", help="No progress and no talk."),
+) -> None:
+    """Replay a recorded corpus through each arm and pool the decode rates.
+
+    Prints the pooled table and the phase table, and writes a run folder. A killed or
+    interrupted run continues with --resume, without losing or repeating a row.
+    """
+    if greedy and temperature:
+        raise LumoTreeError(f"--greedy and --temperature {temperature:g} exclude each other")
+    overrides = {
+        "temperature": 0.0 if greedy else temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "repetition_penalty": repetition_penalty,
+    }
+    overrides = {name: value for name, value in overrides.items() if value is not None}
+    named = ([arms] if arms is not None else []) + (arm or [])
+    options = {
+        "corpus": corpus,
+        "arms": tuple(named) if named else None,
+        "model": model,
+        "dtype": dtype,
+        "device": device,
+        "rows": rows,
+        "threads": threads,
+        "runs": runs,
+        "limit": limit,
+        "warmup": warmup,
+        "sampling": sampling,
+        "cap": cap,
+        "seed": seed,
+        "overrides": overrides or None,
+        "check_tokens": check_tokens,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    if corpus is None and resume is None:
+        raise LumoTreeError("no corpus is named", "lumotree replay corpora/first.jsonl --arms all")
+    if resume is not None and out is not None:
+        raise LumoTreeError("--resume and --out exclude each other: a resumed run stays in place")
+    _run(given, out, resume, as_json, quiet)
+
+
+def _run(
+    given: dict[str, Any], out: Path | None, resume: Path | None, as_json: bool, quiet: bool
+) -> None:
+    from replay.job import ReplayOptions, resume_replay, run_replay
+    from replay.tables import console, print_run
+    from replay.talk import Bar, print_json, say
+
+    place: list[Path] = []
+    try:
+        with Bar(quiet) as bar:
+            if resume is not None:
+                outcome = resume_replay(
+                    resume, given, progress=bar, opened=lambda folder: place.append(folder.path)
+                )
+            else:
+                outcome = run_replay(
+                    ReplayOptions(**given),
+                    out=out,
+                    command=["lumotree", *sys.argv[1:]],
+                    progress=bar,
+                    opened=lambda folder: place.append(folder.path),
+                )
+    except KeyboardInterrupt:
+        if place:
+            say(
+                f"interrupted; continue with: lumotree replay --resume {shlex.quote(str(place[0]))}"
+            )
+        raise typer.Exit(130) from None
+    if as_json:
+        print_json(outcome.summary | {"run": str(outcome.folder.path)})
+    else:
+        print_run(console(), outcome.summary)
+    if not quiet:
+        say(f"run folder: {outcome.folder.path}")
+    for mismatch in outcome.equality.mismatches if outcome.equality is not None else ():
+        say(f"token ids differ: {mismatch.sentence()}")
+    if outcome.failed_in_process:
+        say(f"{outcome.failed_in_process} requests failed in this process; see requests.jsonl")
+    if not outcome.ok:
+        raise typer.Exit(1)

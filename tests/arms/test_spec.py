@@ -1,0 +1,67 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arms.spec import ALL, OPTIONS, ArmSpec, parse_arm, parse_arms
+from lumotree.errors import ArmError
+
+VALUES = {
+    "tree": st.sampled_from(["root", "chain-5", "hydra27", "-1,0,0,1"]),
+    "passes": st.integers(0, 16).map(str),
+    "suffix": st.sampled_from(["on", "off"]),
+    "url": st.sampled_from(["http://127.0.0.1:30000", "https://example.org/x"]),
+}
+
+
+@st.composite
+def specs(draw):
+    name = draw(st.sampled_from(list(OPTIONS)))
+    keys = draw(st.lists(st.sampled_from(list(OPTIONS[name]) or ["x"]), unique=True))
+    return ArmSpec(name, {key: draw(VALUES[key]) for key in keys if key in OPTIONS[name]})
+
+
+@given(specs())
+def test_a_spec_reads_back_as_itself(spec):
+    assert parse_arm(str(spec)) == spec
+
+
+def test_all_and_several():
+    assert [str(s) for s in parse_arms(["all"])] == list(ALL)
+    assert [str(s) for s in parse_arms(["ar mtp-1", "lumotree:suffix=off"])] == [
+        "ar",
+        "mtp-1",
+        "lumotree:suffix=off",
+    ]
+
+
+def test_a_parent_list_may_stand_before_another_option():
+    spec = parse_arm("lumotree:tree=-1,0,0,1,suffix=off")
+    assert spec.options == {"tree": "-1,0,0,1", "suffix": "off"}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("lumotre", "did you mean 'lumotree'"),
+        ("vllm-mtp", "valid arms: all, ar"),
+        ("mtp-4", "unknown arm 'mtp-4'"),
+        ("lumotree:sufix=on", "did you mean 'suffix'"),
+        ("lumotree:suffix=yes", "it takes on or off"),
+        ("lumotree:passes=3/5", "whole number from 0 to 16"),
+        ("lumotree:tree=oak", "option 'tree' of arm 'lumotree': unknown tree 'oak'"),
+        ("lumotree:tree=root,tree=root", "'tree' twice"),
+        ("lumotree:tree=", "has no value"),
+        ("lumotree:", "ends in a colon"),
+        ("ar:tree=root", "there are no options of ar"),
+        ("sglang-eagle:url=localhost", "it takes an address"),
+        ("sglang-eagle:url=http://[", "it takes an address"),
+        ("", "no arm is named"),
+        ("ar ar", "'ar' is named twice"),
+        ("all ar", "'ar' is named twice"),
+    ],
+)
+def test_errors_name_the_arm_and_what_is_valid(text, says):
+    with pytest.raises(ArmError) as caught:
+        parse_arms([text])
+    assert says in str(caught.value)
+    assert caught.value.exit_code == 2
