@@ -17,13 +17,18 @@ from lumotree.text import ChatTokenizer, StreamDecoder
 EMBEDDED = Path(__file__).parents[1] / "lumotree" / "embedded"
 TEMPLATE = (
     "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}"
-    "{% for m in messages %}{% if m.role == 'bad' %}{{ raise_exception('no such role') }}{% endif %}"
+    "{% for m in messages %}"
+    "{% if m.role == 'bad' %}{{ raise_exception('no such role') }}{% endif %}"
     "<|im_start|>{{ m.role }}:{{ m.content }}"
     "{% for c in m.tool_calls or [] %}[{{ c.function.name }}"
     "{% for k, v in c.function.arguments | items %} {{ k }}={{ v }}{% endfor %}]{% endfor %}"
     "<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant:{% endif %}"
 )
-SAMPLE = ["def f(x): return x + 1", "naïve café, 漢字かな交じり文 🙂🙃👩‍👩‍👧", "stop here\n\nand go on"] * 3
+SAMPLE = [
+    "def f(x): return x + 1",
+    "naïve café, 漢字かな交じり文 🙂🙃👩‍👩‍👧",
+    "stop here\n\nand go on",
+] * 3
 
 
 @pytest.fixture(scope="session")
