@@ -212,4 +212,4 @@ def _count(event: dict[str, Any], key: str) -> int:
 def _message(value: Any) -> str:
     if isinstance(value, dict):
         value = value.get("message", value)
-    return str(value)[:200]
+    return " ".join(str(value).split())[:200]

@@ -32,7 +32,7 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path, run: dict[str, Any]) -> RunFolder:
         """A new folder. Raises CorpusError when the place holds something already."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if path.exists() and not (path.is_dir() and _is_free(path)):
             raise CorpusError(f"{path} exists and is not empty", "continue it with --resume")
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -140,6 +140,11 @@ def difference(part: str, saved: Any, given: Any) -> str:
             if saved.get(key) != given.get(key):
                 return difference(f"{part} {key}", saved.get(key), given.get(key))
     return f"{part} was {_short(saved)}, now it is {_short(given)}"
+
+
+def _is_free(path: Path) -> bool:
+    # A kill in the first instant leaves a draft of run.json and nothing else.
+    return all(entry.name == ".run.json.part" for entry in path.iterdir())
 
 
 def _short(value: Any) -> str:
