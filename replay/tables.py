@@ -20,25 +20,37 @@ def console(stderr: bool = False) -> Console:
 
 
 def pooled_table(summary: dict[str, Any]) -> Table:
-    """One row per arm: the pooled rate and what it is made of."""
-    table = Table(box=box.SIMPLE_HEAD, title="Pooled decode rate", title_justify="left")
-    table.add_column("arm", no_wrap=True)
-    table.add_column("status", max_width=44)
-    for name in ("tok/s", "run range", "ratio", "tokens/step", "ms/step", "requests", "tokens"):
+    """One row per arm: the pooled rate, what it is made of, and the arm's status or reason.
+
+    It fits 80 columns: only the status and long specs wrap.
+    """
+    comparisons = {entry["arm"]: entry for entry in summary["comparisons"]}
+    baseline = next((entry["baseline"] for entry in comparisons.values()), "baseline")
+    table = _table("Pooled decode rate")
+    table.add_column("arm", overflow="fold", min_width=12, max_width=28)
+    for name in (
+        "tok/s",
+        "run range",
+        f"x {baseline}",
+        "tok/\nstep",
+        "ms/\nstep",
+        "req.",
+        "tokens",
+    ):
         table.add_column(name, justify="right", no_wrap=True)
-    ratios = {entry["arm"]: entry["ratio"] for entry in summary["comparisons"]}
+    table.add_column("status", overflow="fold", min_width=10)
     for name, arm in summary["arms"].items():
         spread = arm["run_range_tok_s"]
         table.add_row(
             name,
-            arm["reason"] or arm["status"],
             _number(arm["pooled_tok_s"]),
             f"{spread[0]:.2f}-{spread[1]:.2f}" if spread else NONE,
-            _number(ratios.get(name)),
+            _number(comparisons[name]["ratio"] if name in comparisons else None),
             _number(arm["tokens_per_step"]),
             _number(arm["ms_per_step"]),
             str(arm["requests"]) if arm["requests"] else NONE,
             str(arm["completion_tokens"]) if arm["requests"] else NONE,
+            arm["reason"] or arm["status"],
         )
     return table
 
@@ -48,8 +60,8 @@ def phase_table(summary: dict[str, Any]) -> Table | None:
     measured = {n: a for n, a in summary["arms"].items() if a["phases_ms_per_step"]}
     if not measured:
         return None
-    table = Table(box=box.SIMPLE_HEAD, title="Phases, ms per step", title_justify="left")
-    table.add_column("arm", no_wrap=True)
+    table = _table("Phases, ms per step")
+    table.add_column("arm", overflow="fold", min_width=12, max_width=28)
     for name in (*PHASES, "sum"):
         table.add_column(name, justify="right", no_wrap=True)
     for name, arm in measured.items():
@@ -84,8 +96,20 @@ def print_run(out: Console, summary: dict[str, Any]) -> None:
     out.print(pooled_table(summary))
     phases = phase_table(summary)
     if phases is not None:
+        out.print()
         out.print(phases)
+    out.print()
     out.print(verdict(summary))
+
+
+def _table(title: str) -> Table:
+    return Table(
+        box=box.SIMPLE_HEAD,
+        title=title,
+        title_justify="left",
+        padding=(0, 1, 0, 0),
+        show_edge=False,
+    )
 
 
 def _number(value: float | None) -> str:

@@ -87,5 +87,8 @@ def test_tables_say_why_an_arm_has_no_figures():
     out = Console(file=io.StringIO(), width=140)
     print_run(out, summary())
     text = out.file.getvalue()
+    narrow = Console(file=io.StringIO(), width=80)
+    print_run(narrow, summary())
+    assert "…" not in narrow.file.getvalue()
     assert "no server reached at http://x" in text
     assert "Phases, ms per step" in text
