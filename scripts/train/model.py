@@ -17,6 +17,7 @@ from torch import Tensor
 
 Params = dict[str, Tensor]
 EPS = 1e-6
+CHAIN = 4  # own keys a draft step can hold: depth five at most
 
 
 @dataclass(frozen=True)
@@ -166,17 +167,17 @@ def soft_loss(m: Tensor, h: Tensor, emb: Tensor, hard: float) -> tuple[Tensor, T
     return loss, (student.argmax(-1, keepdim=True) == best).squeeze(-1)
 
 
-def chain_attention(q: Tensor, k1: Tensor, v1: Tensor, ks: Tensor, vs: Tensor) -> Tensor:
+def chain_attention(q: Tensor, k1: Tensor, v1: Tensor, ks: Tensor, vs: Tensor, live: Tensor) -> Tensor:
     """Attention of a deeper draft step: first-depth keys up to its position, then its own chain.
 
-    q [B, H, L, D]; k1, v1 [B, 1, L, D] of depth 1; ks, vs [depth - 1, B, 1, L, D] of depths 2..k.
+    q [B, H, L, D]; k1, v1 [B, 1, L, D] of depth 1; ks, vs [CHAIN, B, 1, L, D], of which ``live`` [CHAIN] count.
     """
     q = q * q.shape[-1] ** -0.5
     length = q.shape[2]
     scores = (q @ k1.transpose(-1, -2)).float()
     mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
     scores = scores.masked_fill(~mask, float("-inf"))
-    own = (q[None] * ks).float().sum(-1).movedim(0, -1)
+    own = (q[None] * ks).float().sum(-1).movedim(0, -1).masked_fill(~live, float("-inf"))
     p = torch.cat((scores, own), -1).softmax(-1).to(q.dtype)
     return p[..., :length] @ v1 + (p[..., length:, None] * vs.movedim(0, 3)).sum(3)
 
@@ -234,8 +235,8 @@ class Net:
         k, v = k.expand(-1, heads, -1, -1), v.expand(-1, heads, -1, -1)
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    def trunk(self, ids: Tensor, dtype: torch.dtype, keep: bool = False) -> tuple[Tensor, list]:
-        """Hidden states after the final norm, and with ``keep`` the per-layer states for decoding."""
+    def layers(self, ids: Tensor, dtype: torch.dtype, keep: bool = False) -> tuple[Tensor, list]:
+        """Hidden states before the final norm, and with ``keep`` the per-layer states for decoding."""
         x = self.embed(ids, dtype)
         cos, sin = self.rope(torch.arange(ids.shape[1], device=ids.device))
         states = []
@@ -244,15 +245,27 @@ class Net:
             if self.s.full(i):
                 q, k, v, gate = self.attn_in(x, *self.attn_weights(at), cos, sin)
                 o = self.full_attention(q, k, v)
-                x = self.attn_out(x, o, gate, self.p[f"{at}.self_attn.o_proj.weight"], *self.mlp_of(at))
+                x = self.attn_close(at, x, o, gate)
                 states.append((k, v) if keep else None)
             else:
                 q, k, v, g, beta, z, last = self.gdn_in(x, *self.gdn_weights(at))
                 o, state = self.rule(q, k, v, g=g, beta=beta, use_qk_l2norm_in_kernel=True, output_final_state=keep)
-                x = self.gdn_out(x, o, z, *self.named(at, "linear_attn.norm.weight", "linear_attn.out_proj.weight"),
-                                 *self.mlp_of(at))
+                x = self.gdn_close(at, x, o, z)
                 states.append((last.clone(), state) if keep else None)
-        return self.norm(x, self.p["model.norm.weight"]), states
+        return x, states
+
+    def attn_close(self, at: str, x: Tensor, o: Tensor, gate: Tensor) -> Tensor:
+        """Second half of an attention block."""
+        return self.attn_out(x, o, gate, self.p[f"{at}.self_attn.o_proj.weight"], *self.mlp_of(at))
+
+    def gdn_close(self, at: str, x: Tensor, o: Tensor, z: Tensor) -> Tensor:
+        """Second half of a gated-delta-net block."""
+        names = "linear_attn.norm.weight", "linear_attn.out_proj.weight"
+        return self.gdn_out(x, o, z, *self.named(at, *names), *self.mlp_of(at))
+
+    def trunk(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Hidden states after the final norm."""
+        return self.norm(self.layers(ids, dtype)[0], self.p["model.norm.weight"])
 
     def predict(self, h: Tensor, ids: Tensor, depth: int) -> list[Tensor]:
         """Outputs (after mtp.norm) of ``depth`` chained prediction steps at every position of h.
@@ -274,8 +287,10 @@ class Net:
             else:
                 ks.append(k)
                 vs.append(v)
-                o = self.chain_attention(q, k1, v1, torch.stack(ks), torch.stack(vs))
-            x = self.attn_out(x, o, gate, self.p[f"{at}.self_attn.o_proj.weight"], *self.mlp_of(at))
+                empty = [torch.zeros_like(k)] * (CHAIN - step)
+                live = torch.arange(CHAIN, device=h.device) < step
+                o = self.chain_attention(q, k1, v1, torch.stack(ks + empty), torch.stack(vs + empty), live)
+            x = self.attn_close(at, x, o, gate)
             h = self.norm(x, self.p["mtp.norm.weight"])
             outs.append(h)
         return outs
