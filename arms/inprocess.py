@@ -15,6 +15,7 @@ from lumotree.request import SamplingParams
 
 if TYPE_CHECKING:
     from lumotree.engine import Decoder, DecoderConfig, Engine
+    from lumotree.text import ChatTokenizer
 
 
 def load_engine(model: str, **options: Any) -> Engine:
@@ -22,6 +23,14 @@ def load_engine(model: str, **options: Any) -> Engine:
     from lumotree.engine import Engine
 
     return Engine.load(model, **options)
+
+
+def load_tokenizer(model: str) -> ChatTokenizer:
+    """The tokenizer of a model without its weights. Raises CheckpointError."""
+    from lumotree.model.checkpoint import resolve_model
+    from lumotree.text import ChatTokenizer
+
+    return ChatTokenizer.load(resolve_model(model))
 
 
 def decoder_config(spec: ArmSpec) -> DecoderConfig:

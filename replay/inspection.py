@@ -46,8 +46,8 @@ def inspect_corpus(corpus: Corpus, model: str) -> dict[str, Any]:
 def prompt_lengths(requests: Sequence[CorpusRequest], model: str) -> tuple[list[int], str]:
     """Prompt lengths and their unit: `tokens <model>` or `characters`."""
     try:
-        tokenizer = inprocess.load_engine(model).tokenizer
-    except (CheckpointError, ImportError):
+        tokenizer = inprocess.load_tokenizer(model)
+    except CheckpointError:
         if model != "embedded":
             raise
         texts = (json.dumps([r.messages, r.tools], ensure_ascii=False) for r in requests)

@@ -124,18 +124,20 @@ def replay(
 def rewarm_prefixes(arm: Arm, run: int, items: Sequence[Item], done: Collection[RowKey]) -> None:
     """Bring back the prefix snapshots that a killed process took with it.
 
-    For each conversation that a resumed run left open, the last request it served is prefilled
-    again, unrecorded; then the next one reuses as much as it would have without the break.
+    What a resumed run has served of conversations that it left open is prefilled again,
+    unrecorded, in order; then the next request reuses as much as it would have without the
+    break. Each prompt extends the one before, so this costs about one prefill per conversation.
     """
-    served: dict[str | None, int] = {}
-    still_open: set[str | None] = set()
-    for index, item in enumerate(items):
+    served, still_open = [], set()
+    for item in items:
         if (arm.name, run, item.request.request_id) in done:
-            served[item.request.conversation] = index
+            served.append(item)
         else:
             still_open.add(item.request.conversation)
-    for index in sorted(served[key] for key in served.keys() & still_open):
-        serve(arm, replace(items[index], params=_capped(items[index].params, 1)))
+    for item in served:
+        conversation = item.request.conversation
+        if arm.in_process and conversation is not None and conversation in still_open:
+            serve(arm, replace(item, params=_capped(item.params, 1)))
 
 
 def serve(arm: Arm, item: Item) -> ArmResult:

@@ -37,7 +37,7 @@ def replay(
         None, help="embedded (default), or a folder or hub id of a Hugging Face checkpoint."
     ),
     dtype: str = typer.Option(None, help="auto (default), float32 or bfloat16."),
-    device: str = typer.Option(None, help="auto (default), cpu, cuda or cuda:N."),
+    device: str = typer.Option(None, help="auto (default), cpu or cuda."),
     rows: str = typer.Option(
         None, help="natural (default): each arm pays for its own rows; matched: all pay alike."
     ),

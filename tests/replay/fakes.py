@@ -55,7 +55,8 @@ class FakeDecoder:
             (i for i, (a, b) in enumerate(zip(known, prompt_ids, strict=False)) if a != b),
             min(len(known), len(prompt_ids)),
         )
-        self.prefixes[conversation] = list(prompt_ids)
+        if conversation is not None:
+            self.prefixes[conversation] = list(prompt_ids)
         ids = [token(params.seed, i) for i in range(params.max_tokens)]
         if engine.stray == self.config.tree and len(ids) > 2:
             ids[2] += 1
@@ -105,6 +106,7 @@ def install(engine, patch=None):
     """Put `engine` in place of the real one, for a test (with its monkeypatch) or a process."""
     put = patch.setattr if patch is not None else setattr
     put(inprocess, "load_engine", lambda model, **options: engine)
+    put(inprocess, "load_tokenizer", lambda model: engine.tokenizer)
     put(inprocess, "decoder_config", fake_config)
 
 

@@ -42,7 +42,8 @@ class StubArm:
     def run(self, request, params):
         before = self.known.get(request.conversation, ())
         reused = sum(1 for a, b in zip(before, request.prompt_ids, strict=False) if a == b)
-        self.known[request.conversation] = request.prompt_ids
+        if request.conversation is not None:
+            self.known[request.conversation] = request.prompt_ids
         self.served.append((request.request_id, params.max_tokens))
         return ArmResult(completion_tokens=params.max_tokens, prefix_reused_tokens=reused, e2e_s=1)
 
