@@ -13,6 +13,7 @@ import json
 import sys
 import tempfile
 from collections import Counter
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +91,17 @@ def record(plan: Plan) -> tuple[str, Row]:
             name: {"captured": count, "kept": of_kept[name]} for name, count in of_captured.items()
         },
         "source_revision": REVISION,
+        "recorded_with": environment(),
         "recorder": "python -m scripts.record.record",
     }
     return text, manifest
+
+
+def environment() -> dict[str, str]:
+    """What else shapes the output of commands: the versions whose messages tasks print."""
+    names = ("pytest", "pydantic", "hypothesis")
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return {"python": python, **{name: version(name) for name in names}}
 
 
 def write(plan: Plan) -> None:
@@ -110,13 +119,14 @@ def check(plan: Plan) -> bool:
     _, fresh = record(plan)
     frozen = json.loads(plan.manifest_path.read_text(encoding="utf-8"))
     on_disk = hashlib.sha256(plan.path.read_bytes()).hexdigest()
-    wrong = [key for key in fresh.keys() | frozen.keys() if fresh.get(key) != frozen.get(key)]
+    parts = [key for key in fresh if key != "recorded_with"]
+    wrong = [key for key in parts if fresh[key] != frozen.get(key)]
     if on_disk != frozen["sha256"]:
         wrong.append("the file's own hash")
-    print(
-        f"{plan.path.name}: {'differs in ' + ', '.join(sorted(wrong)) if wrong else 'the same'}",
-        file=sys.stderr,
-    )
+    verdict = f"differs in {', '.join(wrong)}" if wrong else "the same"
+    if wrong and fresh["recorded_with"] != frozen["recorded_with"]:
+        verdict += f"; recorded with {frozen['recorded_with']}, this is {fresh['recorded_with']}"
+    print(f"{plan.path.name}: {verdict}", file=sys.stderr)
     return not wrong
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from scripts.record.agent import converse, run_script
+from scripts.record.record import encode, rows
 from scripts.record.script import ScriptError, parse_script
 from scripts.record.workspace import Workspace, WorkspaceError, cap
 
@@ -91,7 +92,11 @@ def test_bodies_are_not_changed_by_later_turns(workspace: Workspace) -> None:
     """A captured body is what was sent then, not a view of the growing history."""
     answers = iter(
         [
-            {"role": "assistant", "content": "one", "tool_calls": [_call("echo 1"), _call("echo 2")]},
+            {
+                "role": "assistant",
+                "content": "one",
+                "tool_calls": [_call("echo 1"), _call("echo 2")],
+            },
             {"role": "assistant", "content": "two"},
         ]
     )
@@ -106,7 +111,9 @@ def _call(command: str) -> dict:
 
 
 def test_an_unexpected_exit_code_stops_the_recording(workspace: Workspace) -> None:
-    script = parse_script("greet", TASK.replace("exit 3\n````", "exit 4\n````").replace("\n## user\n````", "\n````"))
+    script = parse_script(
+        "greet", TASK.replace("exit 3\n````", "exit 4\n````").replace("\n## user\n````", "\n````")
+    )
     with pytest.raises(ScriptError, match="turn 2: exit code 4 where 3 was due"):
         run_script(script, workspace)
 
@@ -118,9 +125,14 @@ def test_output_has_neither_paths_nor_durations(workspace: Workspace) -> None:
         workspace.run("command -v python")
 
 
-def test_the_shell_sees_nothing_of_the_caller(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shell_sees_nothing_of_the_caller(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SECRET", "shown")
-    assert workspace.run('echo "[$SECRET]"; git log --format="%an %s"').output == "[]\ndeveloper Start of the task\n"
+    assert (
+        workspace.run('echo "[$SECRET]"; git log --format="%an %s"').output
+        == "[]\ndeveloper Start of the task\n"
+    )
 
 
 def test_long_output_loses_its_middle() -> None:
@@ -128,3 +140,21 @@ def test_long_output_loses_its_middle() -> None:
     short = cap(text, 1000)
     assert short == "a" * 500 + "\n[5000 characters left out]\n" + "b" * 500
     assert cap("short", 1000) == "short"
+
+
+def test_recording_twice_gives_the_same_bytes(tmp_path: Path, workspace: Workspace) -> None:
+    """Another folder, another moment: the lines are equal, hashes of commits included."""
+    script = parse_script(
+        "twice",
+        "## user\nCommit a file.\n## agent\nI do.\n````sh\n"
+        "echo here > here.txt; git add -A; git commit -q -m here; git log --format='%h %ad'; pwd\n"
+        "````\n## done\nDone.\n",
+    )
+    other = tmp_path / "elsewhere"
+    other.mkdir()
+    again = Workspace.create(tmp_path / "upstream", "HEAD", (".",), other)
+    first, second = (
+        "".join(map(encode, rows(script, run_script(script, place))))
+        for place in (workspace, again)
+    )
+    assert first == second
