@@ -66,7 +66,7 @@ class Snapshot:
     conv: Tensor
     kv: KVCache
     mtp_kv: KVCache | None
-    last_hidden: Tensor
+    mtp_hidden: Tensor
 
     @property
     def length(self) -> int:
@@ -75,7 +75,7 @@ class Snapshot:
     @property
     def nbytes(self) -> int:
         caches = [self.kv] if self.mtp_kv is None else [self.kv, self.mtp_kv]
-        tensors = [self.recurrent, self.conv, self.last_hidden]
+        tensors = [self.recurrent, self.conv, self.mtp_hidden]
         tensors += [side for cache in caches for side in (cache.keys, cache.values)]
         return sum(t.numel() * t.element_size() for t in tensors)
 
@@ -123,7 +123,7 @@ class HybridState:
             self.mtp_kv.values[:, :, 0] = 0.0
         self.mtp_hidden = self.conv.new_empty(0, self.hidden_size)
 
-    def snapshot(self, token_ids: tuple[int, ...], last_hidden: Tensor) -> Snapshot:
+    def snapshot(self, token_ids: tuple[int, ...]) -> Snapshot:
         """Copies every surface. Raises ValueError unless `token_ids` are the materialised ones."""
         if len(token_ids) != self.length:
             raise ValueError(f"{len(token_ids)} tokens cannot name a state of {self.length}")
@@ -133,7 +133,7 @@ class HybridState:
             conv=self.conv.clone(),
             kv=self.kv.clone_prefix(self.length),
             mtp_kv=None if self.mtp_kv is None else self.mtp_kv.clone_prefix(self.length),
-            last_hidden=last_hidden.clone(),
+            mtp_hidden=self.mtp_hidden.clone(),
         )
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -148,5 +148,5 @@ class HybridState:
         self.kv.restore_prefix(snapshot.kv)
         if self.mtp_kv is not None:
             self.mtp_kv.restore_prefix(snapshot.mtp_kv)
-        self.mtp_hidden = snapshot.last_hidden.clone()
+        self.mtp_hidden = snapshot.mtp_hidden.clone()
         self.length = snapshot.length

@@ -68,7 +68,7 @@ class GatedDeltaNet:
             self.layer, qk[:, 0] * config.linear_key_head_dim**-0.5, qk[:, 1], v, g, beta
         )
         gated = ops.gated_rms_norm(out, z.reshape(v.shape), self.norm, config.rms_norm_eps)
-        return ops.linear(gated.view(n, -1), self.out_proj)
+        return ops.linear(gated.flatten(1), self.out_proj)
 
 
 class Attention:
@@ -96,7 +96,7 @@ class Attention:
         k = ops.rope(ops.rms_norm(k, self.k_norm, config.rms_norm_eps), rows.angles)
         v = v.view(n, config.num_key_value_heads, d)
         out = rows.attend(self.layer, q.float() * d**-0.5, k, v).to(x.dtype)
-        return ops.linear((out * torch.sigmoid(gate)).view(n, -1), self.o_proj)
+        return ops.linear((out * torch.sigmoid(gate)).flatten(1), self.o_proj)
 
 
 class MLP:

@@ -165,7 +165,8 @@ class TreeRows:
         slots = [self.index.tree.slots[row] for row in path]
         if slots != list(range(len(path))):
             self.cache.move(self.write_slots[rows], self.prefix)
-        state.mtp_hidden = torch.cat((state.mtp_hidden, hidden[rows]))
+        if state.mtp_kv is not None:
+            state.mtp_hidden = torch.cat((state.mtp_hidden, hidden[rows]))
         state.length += len(path)
 
 

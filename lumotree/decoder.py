@@ -1,0 +1,329 @@
+"""The decode loop: propose, verify, select, publish. One loop for every arm.
+
+Autoregressive decoding proposes the root-only tree, an MTP chain a path, LumoTree hydra27.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from lumotree.draft import mtp
+from lumotree.draft.plan import DraftPlan, Proposal, draft_plan, fill
+from lumotree.draft.suffix import SuffixAutomaton
+from lumotree.errors import CheckpointError, RequestError
+from lumotree.model.hybrid import HybridModel
+from lumotree.model.rows import PrefillRows, TreeRows
+from lumotree.model.runner import RowRunner
+from lumotree.prefix import PrefixStore
+from lumotree.request import PHASES, FinishReason, Generation, SamplingParams, TokenCallback
+from lumotree.sampling import TokenHistory, accept_walk, sample_rows
+from lumotree.state import HybridState
+from lumotree.text import ChatTokenizer, StreamDecoder
+from lumotree.tree import TreeDescriptor, tree_from_name
+
+# Prompts are computed in runs that start at multiples of this many positions, so that a prefix
+# taken from a snapshot has the bits of one computed afresh.
+PREFILL_CHUNK = 256
+_SLOT_STEP = 1024
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """tree: a preset or parent list; passes: MTP passes per step; suffix: copy from own text."""
+
+    tree: str = "hydra27"
+    passes: int = 5
+    suffix: bool = True
+
+
+@dataclass
+class Verified:
+    """The target's answer to a proposal: compact rows (active ones only in natural mode)."""
+
+    tree: TreeDescriptor
+    kept: tuple[int, ...]  # row of the proposal behind each row of `tree`
+    tokens: list[int]
+    rows: TreeRows
+    hidden: Tensor
+    logits: Tensor
+
+
+@dataclass
+class Run:
+    """One request under way. tokens: prompt and emitted tokens, the pending token last."""
+
+    params: SamplingParams
+    tokens: list[int]
+    prompt_tokens: int
+    limit: int
+    history: TokenHistory
+    text: StreamDecoder
+    suffix: SuffixAutomaton | None
+    on_tokens: TokenCallback | None
+    started: float
+    reused: int = 0
+    completion_tokens: int = 0
+    steps: int = 0
+    finish_reason: FinishReason | None = None
+    pieces: list[str] = field(default_factory=list)
+    output: list[int] = field(default_factory=list)
+    accepted_by_depth: list[int] = field(default_factory=list)
+    accepted_by_source: dict[str, int] = field(default_factory=dict)
+    phases_ms: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    first_token_at: float = 0.0
+    last_token_at: float = 0.0
+
+
+class Decoder:
+    """Decodes one request at a time over shared weights, in a state slot of its own."""
+
+    def __init__(
+        self,
+        model: HybridModel,
+        tokenizer: ChatTokenizer,
+        config: DecoderConfig,
+        runner: RowRunner,
+    ) -> None:
+        self.tree = tree_from_name(config.tree)
+        self.plan: DraftPlan = draft_plan(self.tree, config.passes)
+        self.uses_mtp = bool(self.plan.mtp)
+        if self.uses_mtp and model.mtp is None:
+            raise CheckpointError(
+                "the checkpoint has no mtp.* tensors, which drafting needs",
+                "use the ar arm, or lumotree with passes=0",
+            )
+        self.model, self.tokenizer, self.config, self.runner = model, tokenizer, config, runner
+        self.snapshots = PrefixStore()
+        self._state: HybridState | None = None
+        self._path_tensors: dict[TreeDescriptor, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def max_context(self) -> int:
+        return self.model.config.max_position_embeddings
+
+    def reset(self) -> None:
+        """Forgets prefix snapshots."""
+        self.snapshots.clear()
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        conversation: str | None = None,
+        on_tokens: TokenCallback | None = None,
+    ) -> Generation:
+        """Decodes one request to its end.
+
+        `conversation` names earlier turns whose prefix may be reused. Raises RequestError for a
+        prompt that is empty, too long for the context, or holds ids outside the vocabulary.
+        """
+        run, state = self.begin(prompt_ids, params, conversation, on_tokens)
+        while run.finish_reason is None:
+            self.step(run, state)
+        return self._result(run)
+
+    def step(self, run: Run, state: HybridState) -> None:
+        """One round: draft, verify, select, publish."""
+        with self._phase(run, "draft"):
+            proposal = self.propose(run, state)
+        with self._phase(run, "verify"):
+            verified = self.verify(state, proposal)
+        with self._phase(run, "select"):
+            path, pending = self.select(run, verified)
+            run.steps += 1
+            self._count(run, proposal, [verified.kept[row] for row in path])
+            self._emit(run, [*(verified.tokens[row] for row in path[1:]), pending])
+        if run.finish_reason is None:
+            with self._phase(run, "publish"):
+                verified.rows.publish(path, verified.hidden)
+
+    def begin(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        conversation: str | None = None,
+        on_tokens: TokenCallback | None = None,
+    ) -> tuple[Run, HybridState]:
+        """Prefills the prompt and emits the first token."""
+        started = time.perf_counter()
+        tokens = list(prompt_ids)
+        self._check_prompt(tokens)
+        limit = min(params.max_tokens, self.max_context - len(tokens))
+        state = self._slot(len(tokens) + limit)
+        run = Run(
+            params=params,
+            tokens=tokens,
+            prompt_tokens=len(tokens),
+            limit=limit,
+            history=TokenHistory(self.model.config.vocab_size, tokens, self.model.device),
+            text=StreamDecoder(self.tokenizer, params.stop),
+            suffix=SuffixAutomaton(tokens) if self.config.suffix else None,
+            on_tokens=on_tokens,
+            started=started,
+        )
+        hidden = self._prefill(run, state, conversation)
+        root = self.runner.index("root")
+        logits = self.model.logits(self.runner.pad(hidden, root.padded))[:1]
+        self._emit(run, self._sample(run, logits, tree_from_name("root"), [0], len(tokens) - 1))
+        return run, state
+
+    def propose(self, run: Run, state: HybridState) -> Proposal:
+        """Draft tokens for the rows that have a source; an arm without drafts gets the root."""
+        candidates = []
+        if self.uses_mtp:
+            candidates = mtp.draft(
+                self.model, state, run.tokens, len(self.plan.mtp), self.runner
+            )
+        return fill(self.plan, run.tokens[-1], candidates, run.suffix)
+
+    def verify(self, state: HybridState, proposal: Proposal) -> Verified:
+        """One target forward over the proposal's active rows; the state is only read."""
+        tree, kept = proposal.tree.restrict(tuple(proposal.active))
+        tokens = [proposal.tokens[row] for row in kept]
+        index = self.runner.index(tree)
+        rows = TreeRows(index, state.kv, state.length, self.model.rope, state)
+        hidden = self.model.forward(self.runner.token_ids(tokens, index.padded), rows)
+        logits = self.model.logits(hidden)[: len(tree)]
+        return Verified(tree, kept, tokens, rows, hidden, logits)
+
+    def select(self, run: Run, verified: Verified) -> tuple[list[int], int]:
+        """The walk: accepted rows from the root, and the next pending token."""
+        tree = verified.tree
+        sampled = self._sample(
+            run, verified.logits, tree, verified.tokens, verified.rows.prefix
+        )
+        return accept_walk(tree.children, verified.tokens, [True] * len(tree), sampled)
+
+    def _sample(
+        self, run: Run, logits: Tensor, tree: TreeDescriptor, tokens: list[int], root_position: int
+    ) -> list[int]:
+        """The token every row would emit, each with its own root path as penalty history."""
+        if tree not in self._path_tensors:
+            deepest = max(tree.depth)
+            below = [[*p[1:], *[-1] * (deepest - len(p) + 1)] for p in tree.root_paths]
+            device = self.model.device
+            self._path_tensors[tree] = (
+                torch.tensor(below, dtype=torch.long, device=device).view(len(tree), deepest),
+                torch.tensor(tree.depth, device=device),
+            )
+        below, depth = self._path_tensors[tree]
+        ids = torch.tensor([*tokens, -1], device=self.model.device)  # row -1 reads the -1
+        positions = depth + (root_position + 1)
+        return sample_rows(logits, run.params, run.history, ids[below], positions).tolist()
+
+    def _prefill(self, run: Run, state: HybridState, conversation: str | None) -> Tensor:
+        """Materialises the prompt; returns the last token's hidden row [1, hidden]."""
+        prompt = run.tokens
+        state.reset()
+        snapshot = self.snapshots.find(conversation, prompt)
+        if snapshot is not None:
+            state.restore(snapshot)
+            run.reused = snapshot.length
+        aligned = (len(prompt) - 1) // PREFILL_CHUNK * PREFILL_CHUNK
+        ids = torch.tensor(prompt, device=self.model.device)
+        hidden = None
+        for start in range(state.length, len(prompt), PREFILL_CHUNK):
+            piece = ids[start : start + PREFILL_CHUNK]
+            rows = PrefillRows(state.kv, start, piece.numel(), self.model.rope, state)
+            hidden = self.model.forward(piece, rows)
+            if self.uses_mtp:
+                mtp.fill_prompt(self.model, state, piece, hidden, start)
+            state.length += piece.numel()
+            if conversation is not None and state.length == aligned > run.reused:
+                self.snapshots.put(conversation, state.snapshot(tuple(prompt[:aligned])))
+        return hidden[-1:]
+
+    def _emit(self, run: Run, tokens: Sequence[int]) -> None:
+        """Hands tokens out one by one until the first that ends the request."""
+        shown: list[int] = []
+        for token in tokens:
+            run.tokens.append(token)
+            run.completion_tokens += 1
+            if token in self.tokenizer.eos_ids and not run.params.ignore_eos:
+                run.finish_reason = "stop"
+                break
+            shown.append(token)
+            run.pieces.append(run.text.push(token))
+            if run.text.stopped:
+                run.finish_reason = "stop"
+                break
+            if run.completion_tokens == run.limit:
+                run.finish_reason = "length"
+                break
+        run.output += shown
+        run.history.add(shown)
+        if run.suffix is not None:
+            run.suffix.extend(shown)
+        run.last_token_at = time.perf_counter()
+        run.first_token_at = run.first_token_at or run.last_token_at
+        if run.on_tokens is not None and shown:
+            run.on_tokens(tuple(shown))
+
+    @staticmethod
+    def _count(run: Run, proposal: Proposal, path: list[int]) -> None:
+        depth = len(path) - 1
+        run.accepted_by_depth += [0] * (depth - len(run.accepted_by_depth))
+        for i, row in enumerate(path[1:]):
+            run.accepted_by_depth[i] += 1
+            source = proposal.source[row]
+            run.accepted_by_source[source] = run.accepted_by_source.get(source, 0) + 1
+
+    def _result(self, run: Run) -> Generation:
+        run.pieces.append(run.text.finish())
+        decode_ms = (run.last_token_at - run.first_token_at) * 1e3
+        timed = sum(run.phases_ms.values())
+        run.phases_ms["other"] = max(0.0, decode_ms - timed)
+        return Generation(
+            token_ids=run.output,
+            text="".join(run.pieces),
+            finish_reason=run.finish_reason,
+            prompt_tokens=run.prompt_tokens,
+            completion_tokens=run.completion_tokens,
+            prefix_reused_tokens=run.reused,
+            ttft_s=run.first_token_at - run.started,
+            e2e_s=run.last_token_at - run.started,
+            steps=run.steps,
+            accepted_by_depth=run.accepted_by_depth,
+            accepted_by_source=run.accepted_by_source,
+            phases_ms=run.phases_ms,
+        )
+
+    def _check_prompt(self, tokens: list[int]) -> None:
+        if not tokens:
+            raise RequestError("the prompt is empty")
+        if len(tokens) >= self.max_context:
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens; the model's context is {self.max_context}"
+            )
+        vocab = self.model.config.vocab_size
+        wrong = next((token for token in tokens if not 0 <= token < vocab), None)
+        if wrong is not None:
+            raise RequestError(f"token id {wrong} is outside the vocabulary of {vocab}")
+
+    def _slot(self, tokens: int) -> HybridState:
+        """The state slot, grown when a request needs more; a tree may reach past the last token."""
+        needed = tokens + max(len(self.tree), self.runner.multiple)
+        if self._state is None or self._state.capacity < needed:
+            capacity = -(-needed // _SLOT_STEP) * _SLOT_STEP
+            model = self.model
+            self._state = HybridState(
+                model.config, capacity, model.dtype, model.device, self.uses_mtp
+            )
+        return self._state
+
+    @contextmanager
+    def _phase(self, run: Run, name: str) -> Iterator[None]:
+        """Adds the wall-clock milliseconds of a stage; the device is drained at its end."""
+        started = time.perf_counter()
+        yield
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize(self.model.device)
+        run.phases_ms[name] += (time.perf_counter() - started) * 1e3

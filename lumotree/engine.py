@@ -1,0 +1,130 @@
+"""Loads a model once and hands out decoders over it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lumotree.decoder import Decoder, DecoderConfig
+from lumotree.errors import CheckpointError, LumoTreeError
+from lumotree.exactness import ROW_MULTIPLES, probe_row_multiple
+from lumotree.model.checkpoint import resolve_model, weights_sha256
+from lumotree.model.hybrid import HybridModel
+from lumotree.model.rows import PrefillRows
+from lumotree.model.runner import RowRunner
+from lumotree.request import SamplingParams
+from lumotree.sampling import TokenHistory, gumbel_noise, process_logits
+from lumotree.state import HybridState
+from lumotree.text import ChatTokenizer
+
+__all__ = ["Decoder", "DecoderConfig", "Engine"]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+ROW_MODES = ("natural", "matched")
+
+
+class Engine:
+    """Weights, tokenizer and row mode shared by every in-process arm."""
+
+    def __init__(self, name: str, folder: Path, model: HybridModel, rows: str) -> None:
+        self.name, self.folder, self.model, self.rows = name, folder, model, rows
+        self.row_multiple = probe_row_multiple(model)
+        self.runner = RowRunner(model, rows, self.row_multiple or ROW_MULTIPLES[0])
+
+    @classmethod
+    def load(
+        cls,
+        model: str = "embedded",
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        rows: str = "natural",
+        threads: int | None = None,
+    ) -> Engine:
+        """Loads `embedded`, a folder or a hub id.
+
+        dtype auto: float32 on CPU, bfloat16 on CUDA. Raises CheckpointError for a checkpoint
+        that cannot be loaded, LumoTreeError for an option value that means nothing here.
+        """
+        for option, value, valid in (
+            ("dtype", dtype, ("auto", *DTYPES)),
+            ("device", device, ("auto", "cpu", "cuda")),
+            ("rows", rows, ROW_MODES),
+        ):
+            if value not in valid:
+                raise LumoTreeError(f"{option} {value!r} is unknown", f"use {', '.join(valid)}")
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device == "cuda" and not torch.cuda.is_available():
+            raise LumoTreeError("device cuda: this torch finds no CUDA device", "use device cpu")
+        if threads is not None:
+            torch.set_num_threads(threads)
+        kind = DTYPES.get(dtype, torch.float32 if device == "cpu" else torch.bfloat16)
+        folder = resolve_model(model)
+        return cls(model, folder, HybridModel.load(folder, kind, torch.device(device)), rows)
+
+    @cached_property
+    def tokenizer(self) -> ChatTokenizer:
+        """Loaded on first use. Raises CheckpointError."""
+        return ChatTokenizer.load(self.folder)
+
+    @property
+    def max_context(self) -> int:
+        """Positions the model was made for: prompt and generated tokens together."""
+        return self.model.config.max_position_embeddings
+
+    @property
+    def has_mtp(self) -> bool:
+        return self.model.mtp is not None
+
+    def decoder(self, config: DecoderConfig) -> Decoder:
+        """A decoder with a state slot and prefix store of its own.
+
+        Raises CheckpointError when `config` drafts with an MTP head the checkpoint lacks.
+        """
+        if config.passes < 0:
+            raise CheckpointError(f"passes={config.passes} is negative")
+        return Decoder(self.model, self.tokenizer, config, self.runner)
+
+    def description(self) -> dict[str, Any]:
+        """What run.json says of the model and of the exactness that holds on this machine."""
+        return {
+            "name": self.name,
+            "weights_sha256": weights_sha256(self.folder),
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "device": self.model.device.type,
+            "rows": self.rows,
+            "row_multiple": self.runner.multiple,
+            "equal_bits": self.row_multiple is not None,
+            "max_context": self.max_context,
+            "has_mtp": self.has_mtp,
+        }
+
+    @torch.inference_mode()
+    def margin(
+        self, prompt_ids: Sequence[int], generated_ids: Sequence[int], params: SamplingParams
+    ) -> float:
+        """Gap between the best and second-best token after prompt and generated ids.
+
+        In units of processed logits with their noise (inf when one token alone is left): a gap
+        near the rounding error explains a divergence, a wide one means a fault. Computed by one
+        prefill of everything.
+        """
+        tokens = [*prompt_ids, *generated_ids]
+        model = self.model
+        state = HybridState(model.config, len(tokens), model.dtype, model.device, mtp=False)
+        ids = torch.tensor(tokens, device=model.device)
+        rows = PrefillRows(state.kv, 0, len(tokens), model.rope, state)
+        logits = model.logits(model.forward(ids, rows)[-1:])
+        history = TokenHistory(model.config.vocab_size, prompt_ids, model.device)
+        history.add(generated_ids)
+        scores = process_logits(logits, params, history.generated[None], history.prompt_seen)
+        if params.temperature > 0:
+            position = torch.tensor([len(tokens)], device=model.device)
+            scores = scores + gumbel_noise(params.seed, position, model.config.vocab_size)
+        best, second = scores.topk(2).values[0].tolist()
+        return best - second

@@ -1,0 +1,51 @@
+"""Row counts and index tensors: every forward of decode time goes through here.
+
+Row mode `natural`: a step pays for its own active rows, padded to `multiple` rows, which is as
+far as equal bits need on this machine. `matched`: every step runs at the same row count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lumotree.model.hybrid import HybridModel
+from lumotree.model.rows import TreeIndex
+from lumotree.tree import TreeDescriptor, tree_from_name
+
+MATCHED_ROWS = 32
+
+
+class RowRunner:
+    """Pads rows and keeps the index tensors of the trees seen so far."""
+
+    def __init__(self, model: HybridModel, mode: str, multiple: int) -> None:
+        self.mode, self.multiple = mode, multiple
+        self._width = model.config.conv_kernel
+        self._device = model.device
+        self._indices: dict[tuple[TreeDescriptor, int], TreeIndex] = {}
+
+    def index(self, tree: TreeDescriptor | str) -> TreeIndex:
+        """Index tensors of `tree` at the row count this mode gives it."""
+        if isinstance(tree, str):
+            tree = tree_from_name(tree)
+        padded = -(-len(tree) // self.multiple) * self.multiple
+        if self.mode == "matched":
+            padded = max(padded, MATCHED_ROWS)
+        key = (tree, padded)
+        if key not in self._indices:
+            self._indices[key] = TreeIndex(tree, padded, self._width, self._device)
+        return self._indices[key]
+
+    def token_ids(self, tokens: Sequence[int], padded: int) -> Tensor:
+        """int64 [padded]; padding rows carry token 0."""
+        return torch.tensor(
+            [*tokens, *[0] * (padded - len(tokens))], dtype=torch.long, device=self._device
+        )
+
+    def pad(self, x: Tensor, padded: int) -> Tensor:
+        """[n, d] -> [padded, d], padding rows zero."""
+        return F.pad(x, (0, 0, 0, padded - x.shape[0]))
