@@ -194,6 +194,9 @@ class Net:
         self.norm, self.chain_attention = map(wrap, (norm, chain_attention))
         if self.cuda:
             from fla.ops.gated_delta_rule import chunk_gated_delta_rule as rule
+            from gdn_backward import install
+
+            install()
         else:
             from transformers.models.qwen3_5.modeling_qwen3_5 import torch_chunk_gated_delta_rule as rule
         self.rule = rule
