@@ -332,12 +332,30 @@ def test_frequencies_are_the_processed_softmax():
 def test_pitfall_11_ties_go_to_the_lowest_id(params, top_k, monkeypatch):
     """Without noise, equal logits are equal scores in greedy and in sampled mode."""
     monkeypatch.setattr(sampling, "gumbel_noise", lambda seed, at, ids, dtype: torch.zeros(1, 1))
-    logits = torch.zeros(2, 60)
-    logits[0, [50, 9, 31]] = 2.0
-    logits[1, [59, 58]] = 2.0
-    history, paths = TokenHistory(60, [], "cpu"), torch.full((2, 1), -1)
+    logits = torch.zeros(30, 300)
+    winners = [random.Random(row).sample(range(300), 2 + row % 14) for row in range(30)]
+    for row, ids in enumerate(winners):
+        logits[row, ids] = 2.0
+    history, paths = TokenHistory(300, [], "cpu"), torch.full((30, 1), -1)
     params = replace(params, top_k=top_k)
-    assert sample_rows(logits, params, history, paths, torch.arange(2)).tolist() == [9, 58]
+    drawn = sample_rows(logits, params, history, paths, torch.arange(30))
+    assert drawn.tolist() == list(map(min, winners))
+
+
+def test_equal_scores_go_to_the_lowest_id_in_any_candidate_order(monkeypatch):
+    """Which of equal values top-k lists first differs between devices."""
+    monkeypatch.setattr(sampling, "gumbel_noise", lambda seed, at, ids, dtype: torch.zeros(1, 1))
+    values, ids = torch.tensor([[2.0, 2.0, 2.0, 1.0]]), torch.tensor([[31, 9, 50, 3]])
+    assert sampling._perturbed_argmax(values, ids, 0, torch.tensor([0])).tolist() == [9]
+
+
+def test_more_ties_at_the_boundary_than_candidates_are_fetched():
+    """A flat row: all 300 tokens are tied with the fifth and must share the draws."""
+    params = replace(PLAIN, top_k=5, top_p=0.9)
+    logits, history = torch.zeros(400, 300), TokenHistory(300, [], "cpu")
+    paths, positions = torch.zeros(400, 0).long(), torch.arange(400)
+    drawn = sample_rows(logits, params, history, paths, positions)
+    assert torch.equal(drawn, gumbel_noise(params.seed, positions, 300).argmax(-1))
 
 
 def test_rows_of_nan_yield_valid_ids_and_leave_the_others_alone():

@@ -169,6 +169,13 @@ def test_pitfall_14_nothing_is_emitted_after_a_stop_inside_a_run(tiny):
     assert decoder.push(run[0]) == ""
 
 
+def test_of_two_stops_in_one_token_the_first_to_end_counts(tiny):
+    pieces = (tiny.token_bytes(i) for i in range(tiny.vocab_size))
+    word = next(p.decode() for p in pieces if p.isalpha() and p.isascii() and len(p) > 2)
+    assert len(tiny.encode(word)) == 1 and word[1] != word[0]
+    assert "".join(stream(tiny, tiny.encode(word), [word, word[1]])[0]) == word[0]
+
+
 def test_a_stop_string_of_replacement_characters_is_seen_at_the_end(tiny):
     first = next(i for i in range(256) if tiny.token_bytes(i) == b"\xf0")
     pieces, decoder = stream(tiny, [first], ["\ufffd"])
