@@ -54,7 +54,8 @@ class ChatTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text; nothing is added around it."""
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        # Quiet: the length limit is the decoder's to check.
+        return self._tokenizer.encode(text, add_special_tokens=False, verbose=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the ids, special tokens left out, invalid UTF-8 as U+FFFD."""
