@@ -42,8 +42,8 @@ def largest_remainder(sizes: Sequence[int], n: int) -> list[int]:
 
 
 def evenly_spaced(size: int, k: int) -> list[int]:
-    """`k` distinct positions of 0..size-1 from the first to the last; one is the first."""
+    """`k` distinct positions of 0..size-1 from first to last; a single one is the middle."""
     if k <= 1:
-        return [0][:k]
+        return [(size - 1) // 2][:k]
     gaps = k - 1
     return [(j * (size - 1) + gaps // 2) // gaps for j in range(k)]
