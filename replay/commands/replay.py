@@ -153,6 +153,8 @@ def _run(
         say(f"run folder: {outcome.folder.path}")
     for mismatch in outcome.equality.mismatches if outcome.equality is not None else ():
         say(f"token ids differ: {mismatch.sentence()}")
+    if not outcome.ok and outcome.folder.run["model"].get("equal_bits") is False:
+        say("the start-up probe found that equal bits do not hold on this machine")
     if outcome.failed_in_process:
         say(f"{outcome.failed_in_process} requests failed in this process; see requests.jsonl")
     if not outcome.ok:
