@@ -179,9 +179,7 @@ class Decoder:
         """Draft tokens for the rows that have a source; an arm without drafts gets the root."""
         candidates = []
         if self.uses_mtp:
-            candidates = mtp.draft(
-                self.model, state, run.tokens, len(self.plan.mtp), self.runner
-            )
+            candidates = mtp.draft(self.model, state, run.tokens, len(self.plan.mtp), self.runner)
         return fill(self.plan, run.tokens[-1], candidates, run.suffix)
 
     def verify(self, state: HybridState, proposal: Proposal) -> Verified:
@@ -197,9 +195,7 @@ class Decoder:
     def select(self, run: Run, verified: Verified) -> tuple[list[int], int]:
         """The walk: accepted rows from the root, and the next pending token."""
         tree = verified.tree
-        sampled = self._sample(
-            run, verified.logits, tree, verified.tokens, verified.rows.prefix
-        )
+        sampled = self._sample(run, verified.logits, tree, verified.tokens, verified.rows.prefix)
         return accept_walk(tree.children, verified.tokens, [True] * len(tree), sampled)
 
     def _sample(

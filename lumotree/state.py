@@ -91,7 +91,12 @@ class HybridState:
     """
 
     def __init__(
-        self, config: ModelConfig, capacity: int, dtype: torch.dtype, device: torch.device, mtp: bool
+        self,
+        config: ModelConfig,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        mtp: bool,
     ) -> None:
         self.capacity = capacity
         self.recurrent = torch.empty(

@@ -14,7 +14,9 @@ from lumotree.ops import reference as ops
 from lumotree.state import HybridState
 
 
-def refill(model: HybridModel, state: HybridState, tokens: Sequence[int], runner: RowRunner) -> Tensor:
+def refill(
+    model: HybridModel, state: HybridState, tokens: Sequence[int], runner: RowRunner
+) -> Tensor:
     """Writes the draft head's keys and values of every token that lacks them, the last included.
 
     tokens: all tokens of the request, the pending one last. Slots that earlier passes filled
@@ -54,7 +56,9 @@ def draft(
     return found
 
 
-def fill_prompt(model: HybridModel, state: HybridState, ids: Tensor, hidden: Tensor, start: int) -> None:
+def fill_prompt(
+    model: HybridModel, state: HybridState, ids: Tensor, hidden: Tensor, start: int
+) -> None:
     """Draft-head keys and values of the prompt tokens `ids` at start, start + 1, ...
 
     hidden: the target's rows of the same positions; slot p pairs token p with the row of p - 1,

@@ -129,7 +129,9 @@ class ModelConfig:
             ),
             max_position_embeddings=int(need("max_position_embeddings", 32768)),
             mtp_layers=int(text.get("mtp_num_hidden_layers", 1)),
-            dtype=str(text.get("dtype") or text.get("torch_dtype") or raw.get("dtype") or "bfloat16"),
+            dtype=str(
+                text.get("dtype") or text.get("torch_dtype") or raw.get("dtype") or "bfloat16"
+            ),
         )
         config._check_ratios(where)
         return config
@@ -175,4 +177,6 @@ def _refuse_unsupported(config: dict[str, Any], where: str) -> None:
         ("mtp_use_dedicated_embeddings", False),
     ):
         if config.get(field, only) != only:
-            raise CheckpointError(f"{where}: {field} {config[field]!r} is not supported, only {only!r}")
+            raise CheckpointError(
+                f"{where}: {field} {config[field]!r} is not supported, only {only!r}"
+            )

@@ -36,11 +36,9 @@ class HybridModel:
         seen = dict.fromkeys(config.layer_types, 0)
         self.layers: list[DecoderLayer] = []
         for i, kind in enumerate(config.layer_types):
-            self.layers.append(
-                DecoderLayer(config, kind, seen[kind], below(f"{trunk}layers.{i}."))
-            )
+            self.layers.append(DecoderLayer(config, kind, seen[kind], below(f"{trunk}layers.{i}.")))
             seen[kind] += 1
-        self.norm = 1 + take(f"{trunk}norm.weight", (h,)).float()
+        self.norm = ops.norm_scale(1 + take(f"{trunk}norm.weight", (h,)).float())
         tied = config.tie_word_embeddings or "lm_head.weight" not in checkpoint
         self.lm_head = ops.pack_linear(
             self.embedding if tied else take("lm_head.weight", (config.vocab_size, h))
@@ -48,6 +46,7 @@ class HybridModel:
         self.mtp = MTPHead(config, below("mtp.")) if checkpoint.has_mtp() else None
         self.rope = ops.rope_table(
             config.max_position_embeddings + SPARE_POSITIONS,
+            config.head_dim,
             config.rotary_dim,
             config.rope_theta,
             device,
@@ -91,13 +90,17 @@ class MTPHead:
 
     def __init__(self, config: ModelConfig, take) -> None:
         h, self.eps = config.hidden_size, config.rms_norm_eps
-        self.norm_embedding = 1 + take("pre_fc_norm_embedding.weight", (h,)).float()
-        self.norm_hidden = 1 + take("pre_fc_norm_hidden.weight", (h,)).float()
+
+        def norm(name: str) -> Tensor:
+            return ops.norm_scale(1 + take(f"{name}.weight", (h,)).float())
+
+        self.norm_embedding = norm("pre_fc_norm_embedding")
+        self.norm_hidden = norm("pre_fc_norm_hidden")
+        self.norm = norm("norm")
         self.fc = ops.pack_linear(take("fc.weight", (h, 2 * h)))
         self.layer = DecoderLayer(
             config, "full_attention", 0, lambda name, shape: take("layers.0." + name, shape)
         )
-        self.norm = 1 + take("norm.weight", (h,)).float()
 
     def __call__(self, embedded: Tensor, hidden: Tensor, rows: Rows) -> Tensor:
         both = torch.cat(

@@ -16,6 +16,9 @@ from torch import Tensor
 from lumotree.model.config import ModelConfig
 from lumotree.ops import reference as ops
 
+# Inside the root of the L2 norm of GDN queries and keys.
+L2_EPS = 1e-6
+
 # Reads a tensor by its name below the layer's prefix, with its expected shape.
 Take = Callable[[str, tuple[int, ...]], Tensor]
 
@@ -23,13 +26,14 @@ Take = Callable[[str, tuple[int, ...]], Tensor]
 class Rows(Protocol):
     """How the rows of one forward see the state. n counts padding rows too."""
 
-    angles: Tensor  # [n, 2, rotary_dim / 2] float32
+    angles: Tensor  # [n, 2, head_dim] float32, see ops.rope_table
 
     def conv(self, layer: int, x: Tensor, weight: Tensor) -> Tensor:
         """[n, channels] inputs of a GDN layer -> [n, channels] after the causal convolution."""
 
-    def delta(self, layer: int, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
-        """Gated delta rule in float32: q, k, v [n, heads, d], g, beta [n, heads] -> [n, heads, dv]."""
+    def delta(self, layer: int, query_key: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+        """Gated delta rule in float32: query_key [n, heads, 2, dk], v [n, heads, dv], log decay g
+        and rate beta [n, heads] -> [n, heads, dv]."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [n, heads, d] scaled float32, k and v [n, kv_heads, d] -> [n, heads, d] float32."""
@@ -50,24 +54,26 @@ class GatedDeltaNet:
         self.conv_weight = conv[:, 0].t().float().contiguous()
         self.a_neg = -take("A_log", (heads,)).float().exp()
         self.dt_bias = take("dt_bias", (heads,)).float()
-        self.norm = take("norm.weight", (config.linear_value_head_dim,))
+        self.norm = ops.norm_scale(take("norm.weight", (config.linear_value_head_dim,)))
         self.out_proj = ops.pack_linear(take("out_proj.weight", (h, config.value_dim)))
+        # Queries carry the 1 / sqrt(dk) of the published model, keys do not.
+        scale = torch.tensor([config.linear_key_head_dim**-0.5, 1.0], device=self.a_neg.device)
+        self.qk_scale = scale[:, None, None]
 
     def __call__(self, x: Tensor, rows: Rows) -> Tensor:
         config, n = self.config, x.shape[0]
+        heads, key_heads = config.linear_num_value_heads, config.linear_num_key_heads
         qkv, z, b, a = ops.linear(x, self.in_proj).split(self.widths, dim=-1)
         mixed = rows.conv(self.layer, qkv, self.conv_weight).float()
         qk, v = mixed.split((2 * config.key_dim, config.value_dim), dim=-1)
-        qk = ops.l2_norm(qk.view(n, 2, config.linear_num_key_heads, config.linear_key_head_dim))
-        ratio = config.linear_num_value_heads // config.linear_num_key_heads
-        if ratio > 1:  # value head j reads key head j // ratio
-            qk = qk.repeat_interleave(ratio, dim=2)
+        qk = qk.view(n, 2, key_heads, config.linear_key_head_dim)
+        qk = (qk * ops.inverse_rms(qk, L2_EPS).mul_(self.qk_scale)).transpose(1, 2)
+        if heads > key_heads:  # value head j reads key head j // ratio
+            qk = qk.repeat_interleave(heads // key_heads, dim=1)
         g, beta = ops.delta_gates(a, b, self.a_neg, self.dt_bias)
-        v = v.view(n, config.linear_num_value_heads, config.linear_value_head_dim)
-        out = rows.delta(
-            self.layer, qk[:, 0] * config.linear_key_head_dim**-0.5, qk[:, 1], v, g, beta
-        )
-        gated = ops.gated_rms_norm(out, z.reshape(v.shape), self.norm, config.rms_norm_eps)
+        out = rows.delta(self.layer, qk, v.view(n, heads, config.linear_value_head_dim), g, beta)
+        z = z.reshape(n, heads, config.linear_value_head_dim)
+        gated = ops.gated_rms_norm(out, z, self.norm, config.rms_norm_eps)
         return ops.linear(gated.flatten(1), self.out_proj)
 
 
@@ -78,25 +84,32 @@ class Attention:
         h, d = config.hidden_size, config.head_dim
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.config, self.layer = config, layer
-        parts = (("q", 2 * heads * d), ("k", kv_heads * d), ("v", kv_heads * d))
-        self.widths = [width for _, width in parts]
-        self.qkv_proj = ops.pack_linear(
-            torch.cat([take(f"{name}_proj.weight", (width, h)) for name, width in parts])
+        # Published order is [query | gate] per head; here queries and keys lie side by side, so
+        # that one norm and one rotation serve both.
+        q_gate = take("q_proj.weight", (2 * heads * d, h)).view(heads, 2, d, h)
+        parts = (
+            q_gate[:, 0].reshape(heads * d, h),
+            take("k_proj.weight", (kv_heads * d, h)),
+            take("v_proj.weight", (kv_heads * d, h)),
+            q_gate[:, 1].reshape(heads * d, h),
         )
-        self.q_norm = 1 + take("q_norm.weight", (d,)).float()
-        self.k_norm = 1 + take("k_norm.weight", (d,)).float()
+        self.in_proj = ops.pack_linear(torch.cat(parts))
+        norms = [take(f"{name}_norm.weight", (d,)).float() for name in "qk"]
+        norms = [1 + norm.expand(count, d) for norm, count in zip(norms, (heads, kv_heads))]
+        self.qk_norm = ops.norm_scale(torch.cat(norms))
+        self.partner = ops.rope_partner(d, config.rotary_dim, self.qk_norm.device)
         self.o_proj = ops.pack_linear(take("o_proj.weight", (h, heads * d)))
 
     def __call__(self, x: Tensor, rows: Rows) -> Tensor:
         config, n, d = self.config, x.shape[0], self.config.head_dim
-        q_gate, k, v = ops.linear(x, self.qkv_proj).split(self.widths, dim=-1)
-        q, gate = q_gate.view(n, config.num_attention_heads, 2 * d).split(d, dim=-1)
-        q = ops.rope(ops.rms_norm(q, self.q_norm, config.rms_norm_eps), rows.angles)
-        k = k.view(n, config.num_key_value_heads, d)
-        k = ops.rope(ops.rms_norm(k, self.k_norm, config.rms_norm_eps), rows.angles)
-        v = v.view(n, config.num_key_value_heads, d)
-        out = rows.attend(self.layer, q.float() * d**-0.5, k, v).to(x.dtype)
-        return ops.linear((out * torch.sigmoid(gate)).flatten(1), self.o_proj)
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        both = ops.linear(x, self.in_proj)
+        qk, v, gate = both.split(((heads + kv_heads) * d, kv_heads * d, heads * d), dim=-1)
+        qk = ops.rms_norm(qk.view(n, heads + kv_heads, d), self.qk_norm, config.rms_norm_eps)
+        q, k = ops.rope(qk, rows.angles, self.partner).split((heads, kv_heads), dim=1)
+        out = rows.attend(self.layer, q.float() * d**-0.5, k, v.view(n, kv_heads, d))
+        gated = out.to(x.dtype).flatten(1) * torch.sigmoid(gate)
+        return ops.linear(gated, self.o_proj)
 
 
 class MLP:
@@ -117,8 +130,8 @@ class DecoderLayer:
     def __init__(self, config: ModelConfig, kind: str, index: int, take: Take) -> None:
         shape = (config.hidden_size,)
         self.eps = config.rms_norm_eps
-        self.input_norm = 1 + take("input_layernorm.weight", shape).float()
-        self.post_norm = 1 + take("post_attention_layernorm.weight", shape).float()
+        self.input_norm = ops.norm_scale(1 + take("input_layernorm.weight", shape).float())
+        self.post_norm = ops.norm_scale(1 + take("post_attention_layernorm.weight", shape).float())
         name, mixer = {
             "linear_attention": ("linear_attn.", GatedDeltaNet),
             "full_attention": ("self_attn.", Attention),

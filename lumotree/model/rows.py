@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lumotree.ops import reference as ops
@@ -47,6 +46,7 @@ class TreeIndex:
         paths = [*tree.root_paths, *[(0,)] * (padded - n)]
         self.depth = tensor([len(path) - 1 for path in paths])
         self.slots = tensor(tree.slots)
+        self.linear = tree.slots == tuple(range(n))
         hidden = torch.ones(padded, n, dtype=torch.bool)
         for row, path in enumerate(paths):
             hidden[row, [tree.slots[r] for r in path]] = False
@@ -111,7 +111,9 @@ class TreeRows:
         self.index, self.cache, self.prefix, self.first = index, cache, prefix, first
         self.state = state
         self.angles = rope[index.depth + prefix]
-        self.write_slots = index.slots + prefix
+        self.write_slots = (
+            slice(prefix, prefix + len(index.tree)) if index.linear else index.slots + prefix
+        )
         room = ops.KEY_BLOCK - prefix % ops.KEY_BLOCK
         later = [depth >= room for depth in index.slot_depth]
         self.later = torch.tensor(later, device=rope.device) if any(later) else None
@@ -123,16 +125,18 @@ class TreeRows:
         self.conv_inputs.append(inputs)
         return ops.conv_taps(inputs[self.index.conv_gather], weight)
 
-    def delta(self, layer: int, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+    def delta(self, layer: int, query_key: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
         index, n = self.index, len(self.index.tree)
-        operands = (torch.stack((k[:n], q[:n]), dim=2), v[:n], g[:n].exp(), beta[:n])
+        # contiguous: the bits of a product must not depend on how its operands lie in memory
+        operands = (query_key[:n].contiguous(), v[:n], g[:n].exp(), beta[:n])
         self.operands.append(operands)
         if index.order is not None:
             operands = tuple(x[index.order] for x in operands)
-        out = _scan(self.state.recurrent[layer], operands, index.steps)
+        out = v.new_zeros(index.padded, *v.shape[1:])
+        _scan(self.state.recurrent[layer], operands, index.steps, out)
         if index.inverse is not None:
-            out = out[index.inverse]
-        return F.pad(out, (0, 0, 0, 0, 0, index.padded - n))
+            out[:n] = out[index.inverse]
+        return out
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         n = len(self.index.tree)
@@ -156,63 +160,66 @@ class TreeRows:
         path's rows of `hidden` [n, hidden size] for the draft head.
         """
         state = self.state
-        rows = torch.tensor(path, device=hidden.device)
-        replay(state.recurrent, self.operands, rows)
-        if self.conv_inputs:
+        count = len(path)
+        in_line = path == list(range(count))
+        rows = slice(count) if in_line else torch.tensor(path, device=hidden.device)
+        if self.operands:
+            replay(state.recurrent, self.operands, rows)
             width = state.conv.shape[1] + 1
             last = TreeIndex.history(tuple(path), width)[1:]
-            state.conv.copy_(torch.stack([inputs[last] for inputs in self.conv_inputs]))
-        slots = [self.index.tree.slots[row] for row in path]
-        if slots != list(range(len(path))):
-            self.cache.move(self.write_slots[rows], self.prefix)
+            state.conv.copy_(torch.stack(self.conv_inputs)[:, last])
+        if [self.index.tree.slots[row] for row in path] != list(range(count)):
+            self.cache.move(self.index.slots[rows] + self.prefix, self.prefix)
         if state.mtp_kv is not None:
             state.mtp_hidden = torch.cat((state.mtp_hidden, hidden[rows]))
-        state.length += len(path)
+        state.length += count
 
 
-def _scan(state: Tensor, operands: tuple[Tensor, ...], steps: list[ScanStep]) -> Tensor:
-    """Path-parallel gated delta rule, rows in scan order; `state` [heads, dk, dv] is only read."""
-    key_query, v, decay, beta = operands
-    n, heads, dv = v.shape
-    out = torch.empty_like(v)
-    cut = state.new_empty(max((s.start + s.kept for s in steps), default=0), *state.shape)
+def _scan(state: Tensor, operands: tuple[Tensor, ...], steps: list[ScanStep], out: Tensor) -> None:
+    """Path-parallel gated delta rule; `state` [heads, dk, dv] is only read.
+
+    Operands are those of `TreeRows.delta` with rows in scan order, as is `out`.
+    """
+    query_key, v, decay, beta = (x.flatten(0, 1) for x in operands)
+    decay, beta = decay[:, None, None], beta[:, None]
+    overlap = (query_key[:, 0] * query_key[:, 1]).sum(-1, keepdim=True)
+    heads = state.shape[0]
+    kept = max(step.start + step.kept for step in steps)
+    cut = state.new_empty(kept, *state.shape)
+    out = out.flatten(0, 1)
     for step in steps:
-        here = slice(step.start, step.stop)
-        count = step.stop - step.start
         if step.carried is not None:
-            before = cut[step.carried : step.carried + count].flatten(0, 1)
+            before = cut[step.carried : step.carried + step.stop - step.start].flatten(0, 1)
         elif step.parents is not None:
             before = cut[step.parents].flatten(0, 1)
         else:
             before = state
-        kq = key_query[here].flatten(0, 1)
-        fall, rate = (x[here].reshape(-1, 1) for x in (decay, beta))
-        written, read = ops.delta_read(before, kq, v[here].flatten(0, 1), fall, rate)
-        out[here] = read.view(count, heads, dv)
+        here = slice(step.start * heads, step.stop * heads)
+        held = ops.delta_hold(before, query_key[here], decay[here])
+        written = ops.delta_value(held, v[here], beta[here])
+        out[here] = ops.delta_read(held, overlap[here], written)
         if step.kept:
             b = step.kept * heads
+            here = slice(step.start * heads, step.start * heads + b)
             after = cut[step.start : step.start + step.kept].flatten(0, 1)
-            ops.delta_write(before[:b], kq[:b], written[:b], fall[:b], out=after)
-    return out
+            ops.delta_write(before[:b], query_key[here], written[:b], decay[here], out=after)
 
 
-def replay(recurrent: Tensor, operands: list[tuple[Tensor, ...]], rows: Tensor) -> None:
+def replay(recurrent: Tensor, operands: list[tuple[Tensor, ...]], rows: Tensor | slice) -> None:
     """Native single-token updates of all layers along `rows`, in place.
 
-    recurrent [layers, heads, dk, dv]; operands per layer (key_query, v, decay, beta), row first.
+    recurrent [layers, heads, dk, dv]; operands per layer (query_key, v, decay, beta), row first.
     """
-    if not operands:
-        return
-    key_query, v, decay, beta = (
-        torch.stack([layer[part][rows] for layer in operands], dim=1) for part in range(4)
+    query_key, v, decay, beta = (
+        torch.stack([layer[part] for layer in operands])[:, rows].transpose(0, 1).flatten(1, 2)
+        for part in range(4)
     )
     state = recurrent.flatten(0, 1)
-    for j in range(rows.numel()):
-        kq, fall = key_query[j].flatten(0, 1), decay[j].reshape(-1, 1)
-        written, _ = ops.delta_read(
-            state, kq, v[j].flatten(0, 1), fall, beta[j].reshape(-1, 1)
-        )
-        ops.delta_write(state, kq, written, fall, out=state)
+    for qk, value, fall, rate in zip(query_key, v, decay, beta, strict=True):
+        fall = fall[:, None, None]
+        held = ops.delta_hold(state, qk, fall)
+        written = ops.delta_value(held, value, rate[:, None])
+        ops.delta_write(state, qk, written, fall, out=state)
 
 
 class PrefillRows:
@@ -242,7 +249,8 @@ class PrefillRows:
         history.copy_(inputs[inputs.shape[0] - width + 1 :])
         return ops.conv_taps(taps, weight)
 
-    def delta(self, layer: int, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+    def delta(self, layer: int, query_key: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+        q, k = query_key.unbind(2)
         heads_first = (x.transpose(0, 1) for x in (q, k, v, g, beta))
         return ops.delta_chunk(*heads_first, self.state.recurrent[layer]).transpose(0, 1)
 

@@ -36,30 +36,34 @@ def linear(x: Tensor, packed: Tensor) -> Tensor:
     return x @ packed
 
 
+def inverse_rms(x: Tensor, eps: float) -> Tensor:
+    """1 / sqrt(sum x^2 + eps) over the last dim, kept; x float32."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return (norm * norm).add_(eps).rsqrt_()
+
+
+def norm_scale(weight: Tensor) -> Tensor:
+    """What `rms_norm` multiplies by: sqrt(d) times `weight` ([..., d]), float32."""
+    return weight.float() * weight.shape[-1] ** 0.5
+
+
 def rms_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
-    """x / rms(x) * scale over the last dim in float32, result in x's dtype; scale is 1 + w."""
+    """x / rms(x) * w over the last dim in float32, result in x's dtype; scale is `norm_scale(w)`.
+
+    x / sqrt(mean x^2 + eps) = sqrt(d) x / sqrt(sum x^2 + d eps).
+    """
     wide = x.float()
-    norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-    inverse = (norm * norm).div_(x.shape[-1]).add_(eps).rsqrt_()
-    return (wide * inverse).mul_(scale).to(x.dtype)
+    return (wide * inverse_rms(wide, eps * x.shape[-1])).mul_(scale).to(x.dtype)
 
 
-def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+def gated_rms_norm(x: Tensor, gate: Tensor, scale: Tensor, eps: float) -> Tensor:
     """GDN output norm per value head: normalise, times weight, times silu(gate) in float32.
 
-    x float32 [n, heads, dv], gate [n, heads, dv] in the model dtype, which the result takes.
+    x float32 [n, heads, dv], gate [n, heads, dv] in the model dtype, which the result takes;
+    scale is `norm_scale(weight)`.
     """
-    dtype = gate.dtype
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    inverse = (norm * norm).div_(x.shape[-1]).add_(eps).rsqrt_()
-    scaled = (x * inverse).to(dtype) * weight
-    return (scaled * F.silu(gate.float())).to(dtype)
-
-
-def l2_norm(x: Tensor) -> Tensor:
-    """x / sqrt(sum x^2 + 1e-6) over the last dim, float32."""
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x * (norm * norm).add_(1e-6).rsqrt_()
+    normed = (x * inverse_rms(x, eps * x.shape[-1])).mul_(scale)
+    return normed.mul_(F.silu(gate.float())).to(gate.dtype)
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
@@ -68,19 +72,33 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return F.silu(gate).mul_(up)
 
 
-def rope_table(positions: int, dim: int, theta: float, device: torch.device) -> Tensor:
-    """[positions, 2, dim / 2] float32: cosine and sine of position * theta^(-2 i / dim)."""
-    exponent = torch.arange(0, dim, 2, dtype=torch.float, device=device) / dim
-    angle = torch.arange(positions, dtype=torch.float, device=device)[:, None] / theta**exponent
-    return torch.stack((angle.cos(), angle.sin()), dim=1)
+def rope_table(
+    positions: int, head_dim: int, rotary_dim: int, theta: float, device: torch.device
+) -> Tensor:
+    """[positions, 2, head_dim] float32: what each dim of a head is multiplied by in `rope`.
+
+    Row 0 is the cosine of position * theta^(-2 i / rotary_dim), 1 past the rotary dims; row 1
+    the sine, negative in the first half, 0 past the rotary dims.
+    """
+    exponent = torch.arange(0, rotary_dim, 2, dtype=torch.float, device=device) / rotary_dim
+    inverse = 1.0 / (theta**exponent)
+    angle = torch.arange(positions, dtype=torch.float, device=device)[:, None] * inverse
+    cos, sin = angle.cos(), angle.sin()
+    rest = angle.new_zeros(positions, head_dim - rotary_dim)
+    return torch.stack((torch.cat((cos, cos, rest + 1), 1), torch.cat((-sin, sin, rest), 1)), 1)
 
 
-def rope(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotates the first dims of each head by halves (NeoX). x [n, heads, d], angles [n, 2, r/2]."""
-    half = angles.shape[-1]
-    cos, sin = angles[:, 0, None].to(x.dtype), angles[:, 1, None].to(x.dtype)
-    low, high, rest = x.split((half, half, x.shape[-1] - 2 * half), dim=-1)
-    return torch.cat((low * cos - high * sin, high * cos + low * sin, rest), dim=-1)
+def rope_partner(head_dim: int, rotary_dim: int, device: torch.device) -> Tensor:
+    """int64 [head_dim]: the dim each rotary dim is mixed with (halves swapped, NeoX)."""
+    half = rotary_dim // 2
+    dims = torch.arange(head_dim, device=device)
+    return torch.cat((dims[half:rotary_dim], dims[:half], dims[rotary_dim:]))
+
+
+def rope(x: Tensor, angles: Tensor, partner: Tensor) -> Tensor:
+    """Rotates the first dims of each head: x [n, heads, d], angles [n, 2, d] of `rope_table`."""
+    cos, sin = angles.to(x.dtype)[:, :, None].unbind(1)
+    return torch.addcmul(x * cos, x[..., partner], sin)
 
 
 def conv_taps(taps: Tensor, weight: Tensor) -> Tensor:
@@ -99,30 +117,34 @@ def delta_gates(a: Tensor, b: Tensor, a_neg: Tensor, dt_bias: Tensor) -> tuple[T
 
     a_neg is -exp(A_log); beta is rounded to the model dtype first, as the published model does.
     """
-    return a_neg * F.softplus(a.float() + dt_bias), torch.sigmoid(b).float()
+    return F.softplus(a.float() + dt_bias).mul_(a_neg), torch.sigmoid(b).float()
 
 
-def delta_read(
-    state: Tensor, key_query: Tensor, v: Tensor, decay: Tensor, beta: Tensor
-) -> tuple[Tensor, Tensor]:
-    """What one token writes and reads: d = beta (v - decay S^T k), o = decay S^T q + (k . q) d.
+def delta_hold(state: Tensor, query_key: Tensor, decay: Tensor) -> Tensor:
+    """What the decayed state holds for one token: decay S^T [q, k], [B, 2, dv].
 
-    Equal to reading after the update, since (S decay + k d^T)^T q = decay S^T q + (k . q) d.
-    state [B, dk, dv], key_query [B, 2, dk], v [B, dv], decay and beta [B, 1]; returns (d, o)
-    [B, dv]. Key and query share one product of two rows: with one row BLAS sums differently.
+    state [B, dk, dv], query_key [B, 2, dk], decay [B, 1, 1]. Query and key share one product
+    of two rows: with one row BLAS sums differently.
     """
-    held = torch.bmm(key_query, state).mul_(decay[:, :, None])
-    written = (v - held[:, 0]).mul_(beta)
-    overlap = (key_query[:, 0] * key_query[:, 1]).sum(-1, keepdim=True)
-    return written, overlap.mul(written).add_(held[:, 1])
+    return torch.bmm(query_key, state).mul_(decay)
+
+
+def delta_read(held: Tensor, overlap: Tensor, written: Tensor) -> Tensor:
+    """o = decay S^T q + (q . k) d, [B, dv], which is (decay S + k d^T)^T q; overlap is q . k."""
+    return torch.addcmul(held[:, 0], overlap, written)
+
+
+def delta_value(held: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+    """d = beta (v - decay S^T k), [B, dv]: what the token writes; beta [B, 1]."""
+    return (v - held[:, 1]).mul_(beta)
 
 
 def delta_write(
-    state: Tensor, key_query: Tensor, written: Tensor, decay: Tensor, out: Tensor
+    state: Tensor, query_key: Tensor, written: Tensor, decay: Tensor, out: Tensor
 ) -> Tensor:
-    """out = S decay + k d^T, [B, dk, dv]; `out` may be `state`."""
-    torch.mul(state, decay[:, :, None], out=out)
-    return out.add_(key_query[:, 0, :, None] * written[:, None, :])
+    """out = decay S + k d^T, [B, dk, dv]; `out` may be `state`."""
+    torch.mul(state, decay, out=out)
+    return out.add_(query_key[:, 1, :, None] * written[:, None, :])
 
 
 def delta_chunk(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
@@ -220,7 +242,9 @@ def _weighted(weights: Tensor, values: Tensor) -> list[tuple[Tensor, Tensor]]:
     return list(zip(sums.unbind(1), mass.unbind(1), strict=True))
 
 
-def prefill_attention(q: Tensor, keys: Tensor, values: Tensor, start: int, first: int = 0) -> Tensor:
+def prefill_attention(
+    q: Tensor, keys: Tensor, values: Tensor, start: int, first: int = 0
+) -> Tensor:
     """Causal attention of positions start .. start + n - 1 over keys 0 .. start + n - 1.
 
     q [n, heads, d] already scaled, keys and values float32 [kv_heads, start + n, d];
