@@ -54,7 +54,7 @@ class TreeIndex:
         self.slot_depth = [0] * n
         for row, slot in enumerate(tree.slots):
             self.slot_depth[slot] = tree.depth[row]
-        self.conv_gather = tensor([self.history(path, width) for path in paths])
+        self.conv_gather = tensor([self.history(path, width) for path in paths]).flatten()
         order, steps = _scan_plan(tree)
         self.steps = [
             ScanStep(start, stop, kept, None if parents is None else tensor(parents), carried)
@@ -123,7 +123,8 @@ class TreeRows:
     def conv(self, layer: int, x: Tensor, weight: Tensor) -> Tensor:
         inputs = torch.cat((self.state.conv[layer], x))
         self.conv_inputs.append(inputs)
-        return ops.conv_taps(inputs[self.index.conv_gather], weight)
+        taps = inputs.index_select(0, self.index.conv_gather)
+        return ops.conv_taps(taps.view(x.shape[0], -1, x.shape[1]), weight)
 
     def delta(self, layer: int, query_key: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
         index, n = self.index, len(self.index.tree)
@@ -131,11 +132,11 @@ class TreeRows:
         operands = (query_key[:n].contiguous(), v[:n], g[:n].exp(), beta[:n])
         self.operands.append(operands)
         if index.order is not None:
-            operands = tuple(x[index.order] for x in operands)
+            operands = tuple(x.index_select(0, index.order) for x in operands)
         out = v.new_zeros(index.padded, *v.shape[1:])
         _scan(self.state.recurrent[layer], operands, index.steps, out)
         if index.inverse is not None:
-            out[:n] = out[index.inverse]
+            out[:n] = out.index_select(0, index.inverse)
         return out
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -191,7 +192,7 @@ def _scan(state: Tensor, operands: tuple[Tensor, ...], steps: list[ScanStep], ou
         if step.carried is not None:
             before = cut[step.carried : step.carried + step.stop - step.start].flatten(0, 1)
         elif step.parents is not None:
-            before = cut[step.parents].flatten(0, 1)
+            before = cut.index_select(0, step.parents).flatten(0, 1)
         else:
             before = state
         here = slice(step.start * heads, step.stop * heads)
