@@ -27,6 +27,7 @@ class Geometry:
     mlp: int = 48
     vocab: int = 97
     tied: bool = True
+    conv: int = 4
 
     def config(self) -> Qwen3_5TextConfig:
         return Qwen3_5TextConfig(
@@ -42,6 +43,7 @@ class Geometry:
             linear_num_value_heads=self.value_heads,
             linear_key_head_dim=self.key_dim,
             linear_value_head_dim=self.value_dim,
+            linear_conv_kernel_dim=self.conv,
             tie_word_embeddings=self.tied,
             max_position_embeddings=4096,
             rope_parameters={
@@ -64,10 +66,12 @@ def save_tiny(
     mtp: bool = True,
     multimodal: bool = False,
     dtype: torch.dtype = torch.float32,
+    gain: float = 1.5,
 ) -> Qwen3_5ForCausalLM:
     """Writes a random checkpoint and returns the transformers model that owns its weights.
 
-    Weights are several times the usual initial size, so that every term of the arithmetic shows.
+    Weights are several times the usual initial size, so that every term of the arithmetic shows;
+    a lower `gain` amplifies rounding less.
     """
     torch.manual_seed(seed)
     config = geometry.config()
@@ -75,7 +79,7 @@ def save_tiny(
     model = Qwen3_5ForCausalLM(config).to(dtype).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            spread = 0.3 if "norm" in name else 1.5 / max(weight.shape[-1], 4) ** 0.5
+            spread = 0.3 if "norm" in name else gain / max(weight.shape[-1], 4) ** 0.5
             if name.endswith(("A_log", "dt_bias")):
                 weight.normal_(0.0, 0.7)
             elif name.endswith("linear_attn.norm.weight"):
@@ -124,7 +128,9 @@ def random_mtp(geometry: Geometry, dtype: torch.dtype) -> dict[str, torch.Tensor
         "layers.0.mlp.down_proj.weight": (g.hidden, g.mlp),
     }
     return {
-        f"mtp.{name}": torch.randn(shape).mul(0.3 if len(shape) == 1 else shape[-1] ** -0.5).to(dtype)
+        f"mtp.{name}": torch.randn(shape)
+        .mul(0.3 if len(shape) == 1 else shape[-1] ** -0.5)
+        .to(dtype)
         for name, shape in shapes.items()
     }
 

@@ -1,0 +1,54 @@
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+from lumotree.engine import Engine
+from lumotree.model.checkpoint import EMBEDDED
+from tests.tiny import Geometry, save_tiny
+
+settings.register_profile("core", derandomize=True, deadline=None, print_blob=False, database=None)
+settings.load_profile("core")
+torch.set_num_threads(1)
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory) -> Path:
+    """A random three-layer checkpoint with a draft head and a vocabulary of 97."""
+    folder = tmp_path_factory.mktemp("tiny")
+    save_tiny(folder, Geometry())
+    return folder
+
+
+@pytest.fixture(scope="session")
+def speaking_folder(tmp_path_factory) -> Path:
+    """A random checkpoint with the embedded model's tokenizer: it can serve requests."""
+    folder = tmp_path_factory.mktemp("speaking")
+    save_tiny(folder, Geometry(vocab=4096, conv=4))
+    for name in TOKENIZER_FILES:
+        shutil.copy(EMBEDDED / name, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def engines(tiny_folder, speaking_folder):
+    """engines(model, dtype, rows): engines over `tiny`, `speaking` or `embedded`, loaded once."""
+    folders = {"tiny": tiny_folder, "speaking": speaking_folder, "embedded": EMBEDDED}
+    loaded: dict[tuple[str, str, str], Engine] = {}
+
+    def get(model: str, dtype: str = "float32", rows: str = "natural") -> Engine:
+        key = (model, dtype, rows)
+        if key not in loaded:
+            loaded[key] = Engine.load(str(folders[model]), dtype=dtype, device="cpu", rows=rows)
+        return loaded[key]
+
+    return get
