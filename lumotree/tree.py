@@ -147,7 +147,7 @@ class TreeDescriptor:
         return TreeDescriptor(self.name, parents, (True,) * len(kept)), kept
 
     def check(self) -> None:
-        """Integrity: parents precede children, slots a bijection in path order, rows scheduled once.
+        """Parents precede children, slots are a bijection in path order, rows are scheduled once.
 
         Raises LumoTreeError naming the first row that breaks a rule.
         """

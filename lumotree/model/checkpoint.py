@@ -99,7 +99,8 @@ class Checkpoint:
             )
         if not tensor.is_floating_point() or tensor.element_size() < 2:
             raise CheckpointError(
-                f"{self.folder}: tensor {name} is {tensor.dtype}; quantised weights are not supported"
+                f"{self.folder}: tensor {name} is {tensor.dtype}; "
+                "quantised weights are not supported"
             )
         return tensor
 

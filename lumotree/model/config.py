@@ -39,7 +39,6 @@ class ModelConfig:
     tie_word_embeddings: bool
     max_position_embeddings: int
     mtp_layers: int
-    dtype: str
 
     @property
     def key_dim(self) -> int:
@@ -162,7 +161,8 @@ def _refuse_unsupported(config: dict[str, Any], where: str) -> None:
     for field in ("num_experts", "num_local_experts", "moe_intermediate_size"):
         if config.get(field):
             raise CheckpointError(
-                f"{where}: {field} {config[field]} means a mixture of experts, which is not supported"
+                f"{where}: {field} {config[field]} means a mixture of experts, "
+                "which is not supported"
             )
     for field in ("quantization_config", "compression_config"):
         if config.get(field):

@@ -95,7 +95,9 @@ class Attention:
         )
         self.in_proj = ops.pack_linear(torch.cat(parts))
         norms = [take(f"{name}_norm.weight", (d,)).float() for name in "qk"]
-        norms = [1 + norm.expand(count, d) for norm, count in zip(norms, (heads, kv_heads))]
+        norms = [
+            1 + norm.expand(count, d) for norm, count in zip(norms, (heads, kv_heads), strict=True)
+        ]
         self.qk_norm = ops.norm_scale(torch.cat(norms))
         self.partner = ops.rope_partner(d, config.rotary_dim, self.qk_norm.device)
         self.o_proj = ops.pack_linear(take("o_proj.weight", (h, heads * d)))
