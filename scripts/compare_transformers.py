@@ -1,7 +1,8 @@
 """Decode rate of the ar arm beside transformers' `generate`.
 
-Same checkpoint, dtype, threads and prompts. Both decode greedily; prefill is left out of both rates, and the two take turns on every prompt,
-so that a machine that slows down slows both. Prints one JSON object.
+Same checkpoint, dtype, threads and prompts. Both decode greedily, prefill is left out of both
+rates, and the two take turns on every prompt, so that a machine that slows down slows both.
+Prints one JSON object.
 
     python scripts/compare_transformers.py --prompts 8 --tokens 128 --repeats 3
 """

@@ -128,9 +128,6 @@ class ModelConfig:
             ),
             max_position_embeddings=int(need("max_position_embeddings", 32768)),
             mtp_layers=int(text.get("mtp_num_hidden_layers", 1)),
-            dtype=str(
-                text.get("dtype") or text.get("torch_dtype") or raw.get("dtype") or "bfloat16"
-            ),
         )
         config._check_ratios(where)
         return config

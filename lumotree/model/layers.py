@@ -95,9 +95,7 @@ class Attention:
         )
         self.in_proj = ops.pack_linear(torch.cat(parts))
         norms = [take(f"{name}_norm.weight", (d,)).float() for name in "qk"]
-        norms = [
-            1 + norm.expand(count, d) for norm, count in zip(norms, (heads, kv_heads), strict=True)
-        ]
+        norms = [1 + norms[0].expand(heads, d), 1 + norms[1].expand(kv_heads, d)]
         self.qk_norm = ops.norm_scale(torch.cat(norms))
         self.partner = ops.rope_partner(d, config.rotary_dim, self.qk_norm.device)
         self.o_proj = ops.pack_linear(take("o_proj.weight", (h, heads * d)))

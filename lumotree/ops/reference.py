@@ -115,7 +115,8 @@ def conv_taps(taps: Tensor, weight: Tensor) -> Tensor:
 def delta_gates(a: Tensor, b: Tensor, a_neg: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
     """Log decay g = -exp(A_log) softplus(a + dt_bias) and rate beta = sigmoid(b).
 
-    float32 [n, heads] each; a_neg is -exp(A_log); beta is rounded to the model dtype first, as the published model does.
+    float32 [n, heads] each; a_neg is -exp(A_log); beta is rounded to the model dtype first, as
+    the published model does.
     """
     return F.softplus(a.float() + dt_bias).mul_(a_neg), torch.sigmoid(b).float()
 
