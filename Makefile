@@ -8,7 +8,7 @@
 
 PYTHON ?= python3
 PIP_ARGS ?=
-REPLAY_ARGS ?= --runs 2 --limit 4 --cap 48
+REPLAY_ARGS ?= --runs 2 --limit 4 --cap 32
 BIN := .venv/bin
 STAMP := .venv/.installed
 
