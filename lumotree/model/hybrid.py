@@ -38,7 +38,7 @@ class HybridModel:
         for i, kind in enumerate(config.layer_types):
             self.layers.append(DecoderLayer(config, kind, seen[kind], below(f"{trunk}layers.{i}.")))
             seen[kind] += 1
-        self.norm = ops.norm_scale(1 + take(f"{trunk}norm.weight", (h,)).float())
+        self.norm = ops.Norm.of(1 + take(f"{trunk}norm.weight", (h,)).float(), config.rms_norm_eps)
         tied = config.tie_word_embeddings or "lm_head.weight" not in checkpoint
         self.lm_head = ops.pack_linear(
             self.embedding if tied else take("lm_head.weight", (config.vocab_size, h))
@@ -69,7 +69,7 @@ class HybridModel:
         x = self.embed(token_ids)
         for layer in self.layers:
             x = layer(x, rows)
-        return ops.rms_norm(x, self.norm, self.config.rms_norm_eps)
+        return ops.rms_norm(x, self.norm)
 
     def draft_forward(self, token_ids: Tensor, hidden: Tensor, rows: Rows) -> Tensor:
         """One pass of the MTP head: [n] tokens and [n, hidden] of the positions before them."""
@@ -89,10 +89,10 @@ class MTPHead:
     """
 
     def __init__(self, config: ModelConfig, take) -> None:
-        h, self.eps = config.hidden_size, config.rms_norm_eps
+        h = config.hidden_size
 
-        def norm(name: str) -> Tensor:
-            return ops.norm_scale(1 + take(f"{name}.weight", (h,)).float())
+        def norm(name: str) -> ops.Norm:
+            return ops.Norm.of(1 + take(f"{name}.weight", (h,)).float(), config.rms_norm_eps)
 
         self.norm_embedding = norm("pre_fc_norm_embedding")
         self.norm_hidden = norm("pre_fc_norm_hidden")
@@ -105,9 +105,9 @@ class MTPHead:
     def __call__(self, embedded: Tensor, hidden: Tensor, rows: Rows) -> Tensor:
         both = torch.cat(
             (
-                ops.rms_norm(embedded, self.norm_embedding, self.eps),
-                ops.rms_norm(hidden, self.norm_hidden, self.eps),
+                ops.rms_norm(embedded, self.norm_embedding),
+                ops.rms_norm(hidden, self.norm_hidden),
             ),
             dim=-1,
         )
-        return ops.rms_norm(self.layer(ops.linear(both, self.fc), rows), self.norm, self.eps)
+        return ops.rms_norm(self.layer(ops.linear(both, self.fc), rows), self.norm)

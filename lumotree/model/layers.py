@@ -54,11 +54,14 @@ class GatedDeltaNet:
         self.conv_weight = conv[:, 0].t().float().contiguous()
         self.a_neg = -take("A_log", (heads,)).float().exp()
         self.dt_bias = take("dt_bias", (heads,)).float()
-        self.norm = ops.norm_scale(take("norm.weight", (config.linear_value_head_dim,)))
+        self.norm = ops.Norm.of(
+            take("norm.weight", (config.linear_value_head_dim,)), config.rms_norm_eps
+        )
         self.out_proj = ops.pack_linear(take("out_proj.weight", (h, config.value_dim)))
         # Queries carry the 1 / sqrt(dk) of the published model, keys do not.
         scale = torch.tensor([config.linear_key_head_dim**-0.5, 1.0], device=self.a_neg.device)
         self.qk_scale = scale[:, None, None]
+        self.l2_eps = self.a_neg.new_full((1,), L2_EPS)
 
     def __call__(self, x: Tensor, rows: Rows) -> Tensor:
         config, n = self.config, x.shape[0]
@@ -67,13 +70,13 @@ class GatedDeltaNet:
         mixed = rows.conv(self.layer, qkv, self.conv_weight).float()
         qk, v = mixed.split((2 * config.key_dim, config.value_dim), dim=-1)
         qk = qk.view(n, 2, key_heads, config.linear_key_head_dim)
-        qk = (qk * ops.inverse_rms(qk, L2_EPS).mul_(self.qk_scale)).transpose(1, 2)
+        qk = (qk * ops.inverse_norm(qk, self.l2_eps).mul_(self.qk_scale)).transpose(1, 2)
         if heads > key_heads:  # value head j reads key head j // ratio
             qk = qk.repeat_interleave(heads // key_heads, dim=1)
         g, beta = ops.delta_gates(a, b, self.a_neg, self.dt_bias)
         out = rows.delta(self.layer, qk, v.view(n, heads, config.linear_value_head_dim), g, beta)
         z = z.reshape(n, heads, config.linear_value_head_dim)
-        gated = ops.gated_rms_norm(out, z, self.norm, config.rms_norm_eps)
+        gated = ops.gated_rms_norm(out, z, self.norm)
         return ops.linear(gated.flatten(1), self.out_proj)
 
 
@@ -94,10 +97,11 @@ class Attention:
             q_gate[:, 1].reshape(heads * d, h),
         )
         self.in_proj = ops.pack_linear(torch.cat(parts))
-        norms = [take(f"{name}_norm.weight", (d,)).float() for name in "qk"]
-        norms = [1 + norms[0].expand(heads, d), 1 + norms[1].expand(kv_heads, d)]
-        self.qk_norm = ops.norm_scale(torch.cat(norms))
-        self.partner = ops.rope_partner(d, config.rotary_dim, self.qk_norm.device)
+        norms = [1 + take(f"{name}_norm.weight", (d,)).float() for name in "qk"]
+        # The published scores are scaled by 1 / sqrt(d): here the queries are, with their norm.
+        scales = [norms[0].expand(heads, d) * d**-0.5, norms[1].expand(kv_heads, d)]
+        self.qk_norm = ops.Norm.of(torch.cat(scales), config.rms_norm_eps)
+        self.partner = ops.rope_partner(d, config.rotary_dim, norms[0].device)
         self.o_proj = ops.pack_linear(take("o_proj.weight", (h, heads * d)))
 
     def __call__(self, x: Tensor, rows: Rows) -> Tensor:
@@ -105,9 +109,9 @@ class Attention:
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         both = ops.linear(x, self.in_proj)
         qk, v, gate = both.split(((heads + kv_heads) * d, kv_heads * d, heads * d), dim=-1)
-        qk = ops.rms_norm(qk.view(n, heads + kv_heads, d), self.qk_norm, config.rms_norm_eps)
+        qk = ops.rms_norm(qk.view(n, heads + kv_heads, d), self.qk_norm)
         q, k = ops.rope(qk, rows.angles, self.partner).split((heads, kv_heads), dim=1)
-        out = rows.attend(self.layer, q.float() * d**-0.5, k, v.view(n, kv_heads, d))
+        out = rows.attend(self.layer, q.float(), k, v.view(n, kv_heads, d))
         gated = out.to(x.dtype).flatten(1) * torch.sigmoid(gate)
         return ops.linear(gated, self.o_proj)
 
@@ -129,9 +133,12 @@ class DecoderLayer:
 
     def __init__(self, config: ModelConfig, kind: str, index: int, take: Take) -> None:
         shape = (config.hidden_size,)
-        self.eps = config.rms_norm_eps
-        self.input_norm = ops.norm_scale(1 + take("input_layernorm.weight", shape).float())
-        self.post_norm = ops.norm_scale(1 + take("post_attention_layernorm.weight", shape).float())
+
+        def norm(part: str) -> ops.Norm:
+            weight = take(f"{part}_layernorm.weight", shape).float()
+            return ops.Norm.of(1 + weight, config.rms_norm_eps)
+
+        self.input_norm, self.post_norm = norm("input"), norm("post_attention")
         name, mixer = {
             "linear_attention": ("linear_attn.", GatedDeltaNet),
             "full_attention": ("self_attn.", Attention),
@@ -140,5 +147,5 @@ class DecoderLayer:
         self.mlp = MLP(config, lambda part, shape: take("mlp." + part, shape))
 
     def __call__(self, x: Tensor, rows: Rows) -> Tensor:
-        x = x + self.mixer(ops.rms_norm(x, self.input_norm, self.eps), rows)
-        return x + self.mlp(ops.rms_norm(x, self.post_norm, self.eps))
+        x = x + self.mixer(ops.rms_norm(x, self.input_norm), rows)
+        return x + self.mlp(ops.rms_norm(x, self.post_norm))

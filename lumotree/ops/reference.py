@@ -10,6 +10,7 @@ Yang et al. 2024, arXiv 2412.06464).
 from __future__ import annotations
 
 from functools import reduce
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -33,36 +34,42 @@ def pack_linear(weight: Tensor) -> Tensor:
 
 def linear(x: Tensor, packed: Tensor) -> Tensor:
     """[n, in] @ [in, out] in the model dtype."""
-    return x @ packed
+    return torch.mm(x, packed)
 
 
-def inverse_rms(x: Tensor, eps: float) -> Tensor:
-    """1 / sqrt(sum x^2 + eps) over the last dim, kept; x float32."""
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return (norm * norm).add_(eps).rsqrt_()
+class Norm(NamedTuple):
+    """An RMSNorm over d dims: scale float32 [..., d], sqrt(d) times the weight; eps [1], d eps.
 
-
-def norm_scale(weight: Tensor) -> Tensor:
-    """What `rms_norm` multiplies by: sqrt(d) times `weight` ([..., d]), float32."""
-    return weight.float() * weight.shape[-1] ** 0.5
-
-
-def rms_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
-    """x / rms(x) * w over the last dim in float32, result in x's dtype; scale is `norm_scale(w)`.
-
-    x / sqrt(mean x^2 + eps) = sqrt(d) x / sqrt(sum x^2 + d eps).
+    x / sqrt(mean x^2 + eps) * w = sqrt(d) w x / sqrt(sum x^2 + d eps).
     """
+
+    scale: Tensor
+    eps: Tensor
+
+    @classmethod
+    def of(cls, weight: Tensor, eps: float) -> Norm:
+        d = weight.shape[-1]
+        return cls(weight.float() * d**0.5, weight.new_full((1,), d * eps, dtype=torch.float32))
+
+
+def inverse_norm(x: Tensor, eps: Tensor) -> Tensor:
+    """1 / sqrt(sum x^2 + eps) over the last dim, kept; x float32, eps float32 [1]."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return torch.addcmul(eps, norm, norm).rsqrt_()
+
+
+def rms_norm(x: Tensor, norm: Norm) -> Tensor:
+    """RMSNorm in float32 over the last dim, result in x's dtype."""
     wide = x.float()
-    return (wide * inverse_rms(wide, eps * x.shape[-1])).mul_(scale).to(x.dtype)
+    return (wide * inverse_norm(wide, norm.eps)).mul_(norm.scale).to(x.dtype)
 
 
-def gated_rms_norm(x: Tensor, gate: Tensor, scale: Tensor, eps: float) -> Tensor:
+def gated_rms_norm(x: Tensor, gate: Tensor, norm: Norm) -> Tensor:
     """GDN output norm per value head: normalise, times weight, times silu(gate) in float32.
 
-    x float32 [n, heads, dv], gate [n, heads, dv] in the model dtype, which the result takes;
-    scale is `norm_scale(weight)`.
+    x float32 [n, heads, dv], gate [n, heads, dv] in the model dtype, which the result takes.
     """
-    normed = (x * inverse_rms(x, eps * x.shape[-1])).mul_(scale)
+    normed = (x * inverse_norm(x, norm.eps)).mul_(norm.scale)
     return normed.mul_(F.silu(gate.float())).to(gate.dtype)
 
 
