@@ -19,6 +19,8 @@ from torch import Tensor
 # Prefix keys are summed in blocks of this many absolute positions. One BLAS call sums a block
 # as a single chain from its first key to its last, so zero weights between keys change no bit.
 KEY_BLOCK = 256
+# Products with fewer keys go to other BLAS kernels, which sum in another order: pad to this many.
+MIN_KEYS = 16
 # Intra-chunk length of the chunked delta rule, as in its reference implementations.
 DELTA_CHUNK = 64
 
@@ -123,9 +125,13 @@ def delta_gates(a: Tensor, b: Tensor, a_neg: Tensor, dt_bias: Tensor) -> tuple[T
     """Log decay g = -exp(A_log) softplus(a + dt_bias) and rate beta = sigmoid(b).
 
     float32 [n, heads] each; a_neg is -exp(A_log); beta is rounded to the model dtype first, as
-    the published model does.
+    the published model does. Spelled with exp and log1p: on CPU, softplus and sigmoid give other
+    bits in the last n * heads % 32 elements, which would make them depend on the row count.
     """
-    return F.softplus(a.float() + dt_bias).mul_(a_neg), torch.sigmoid(b).float()
+    wide = a.float() + dt_bias
+    soft = torch.where(wide > 20, wide, wide.exp().log1p_())
+    beta = b.float().neg().exp_().add_(1).reciprocal_()
+    return soft.mul_(a_neg), beta.to(b.dtype).float()
 
 
 def delta_hold(state: Tensor, query_key: Tensor, decay: Tensor) -> Tensor:
@@ -213,7 +219,8 @@ def tree_attention(
     kv_heads, length, _ = keys.shape
     group = heads // kv_heads
     grouped = q.reshape(n, kv_heads, group, d).transpose(0, 1).reshape(kv_heads, n * group, d)
-    scores = torch.matmul(keys, grouped.transpose(1, 2)).transpose(1, 2)
+    some = F.pad(keys, (0, 0, 0, MIN_KEYS - length)) if length < MIN_KEYS else keys
+    scores = torch.matmul(some, grouped.transpose(1, 2))[:, :length].transpose(1, 2)
     scores = scores.contiguous().view(kv_heads, n, group, length)
     scores[..., prefix:].masked_fill_(hidden[:, None], float("-inf"))
     if first:
@@ -243,6 +250,9 @@ def _weighted(weights: Tensor, values: Tensor) -> list[tuple[Tensor, Tensor]]:
 
     weights [kv_heads, blocks, m, keys], values [kv_heads, blocks, keys, d].
     """
+    missing = MIN_KEYS - weights.shape[-1]
+    if missing > 0:
+        weights, values = F.pad(weights, (0, missing)), F.pad(values, (0, 0, 0, missing))
     ones = values.new_ones(values.shape[-2], 8)
     # One product per head: a batched one would first copy the whole cache to make it regular.
     sums = torch.stack([w @ v for w, v in zip(weights, values, strict=True)])
