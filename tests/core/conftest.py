@@ -52,3 +52,9 @@ def engines(tiny_folder, speaking_folder):
         return loaded[key]
 
     return get
+
+
+@pytest.fixture(autouse=True)
+def no_gradients():
+    with torch.no_grad():
+        yield

@@ -38,7 +38,7 @@ def poison(state: HybridState) -> None:
         buffer.fill_(float("nan"))
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def prefill(
     model: HybridModel,
     tokens: Sequence[int],
@@ -77,7 +77,7 @@ class Step:
         self.rows.publish(list(path), self.hidden)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def verify(
     model: HybridModel,
     runner: RowRunner,
@@ -91,7 +91,7 @@ def verify(
     return Step(rows, hidden, model.logits(hidden)[: len(tree)])
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def decode(
     model: HybridModel, runner: RowRunner, state: HybridState, tokens: Sequence[int]
 ) -> Tensor:
@@ -112,7 +112,7 @@ class Node:
     after: Snapshot
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def decode_every_path(
     model: HybridModel,
     runner: RowRunner,
