@@ -21,7 +21,7 @@ def main() -> None:
     grad = torch.randn(2, 512, 2, 128, device="cuda")
     results, off = [], []
     for rule, dtype in ((slow, torch.float32), (fast, torch.bfloat16)):
-        leaves = [t.to(dtype).requires_grad_() for t in (q, k, v)] + [t.clone().requires_grad_() for t in (g, beta)]
+        leaves = [t.to(dtype).clone().requires_grad_() for t in (q, k, v)] + [t.clone().requires_grad_() for t in (g, beta)]
         out, _ = rule(*leaves[:3], g=leaves[3], beta=leaves[4], use_qk_l2norm_in_kernel=True)
         out.backward(grad.to(out.dtype))
         results.append([out.float(), *(x.grad.float() for x in leaves)])

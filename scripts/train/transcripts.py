@@ -396,7 +396,7 @@ def task(c: Conversation, src: Source) -> Source | None:
             lead, trail = max(0, same - rng.randrange(4)), max(0, tail - rng.randrange(3))
             start += lead
             old, new = old[lead : len(old) - trail], new[lead : len(new) - trail]
-        if rng.random() < 0.06:
+        if old and rng.random() < 0.06:
             c.call(say.EDIT, f"python - <<'{c.mark}'\ntext = open(\"{src.path}\").read()\nassert '''{old[0]} ''' in text\n{c.mark}",
                    'Traceback (most recent call last):\n  File "<stdin>", line 2, in <module>\nAssertionError', 1)
             c.show(src, item, say.FAILED)
@@ -442,7 +442,10 @@ def generate(rows: list[dict], seed: int, target_chars: int) -> Iterator[str]:
         if not files:
             continue
         for _ in range(6):
-            messages = conversation(rng, pkg.replace("_core", ""), files, names[pkg])
+            try:
+                messages = conversation(rng, pkg.replace("_core", ""), files, names[pkg])
+            except (IndexError, KeyError, ValueError):  # a file of unusual form; take another
+                continue
             if len(messages) < 4:
                 continue
             text = render(messages, [BASH_TOOL])
