@@ -20,6 +20,7 @@ from lumotree.errors import CheckpointError, RequestError
 from lumotree.model.hybrid import HybridModel
 from lumotree.model.rows import PrefillRows, TreeRows
 from lumotree.model.runner import RowRunner
+from lumotree.ops import reference as ops
 from lumotree.prefix import PrefixStore
 from lumotree.request import PHASES, FinishReason, Generation, SamplingParams, TokenCallback
 from lumotree.sampling import TokenHistory, accept_walk, sample_rows
@@ -171,7 +172,7 @@ class Decoder:
         )
         hidden = self._prefill(run, state, conversation)
         root = self.runner.index("root")
-        logits = self.model.logits(self.runner.pad(hidden, root.padded))[:1]
+        logits = self.model.logits(ops.pad_rows(hidden, root.padded))[:1]
         self._emit(run, self._sample(run, logits, tree_from_name("root"), [0], len(tokens) - 1))
         return run, state
 

@@ -29,7 +29,7 @@ def refill(
     index = runner.index(f"chain-{count - 1}" if count > 1 else "root")
     rows = TreeRows(index, state.mtp_kv, first_slot, model.rope, first=1)
     ids = runner.token_ids(tokens[first_slot:], index.padded)
-    out = model.draft_forward(ids, runner.pad(hidden, index.padded), rows)
+    out = model.draft_forward(ids, ops.pad_rows(hidden, index.padded), rows)
     state.mtp_hidden = hidden[:0]
     return out[count - 1 : count]
 
@@ -45,14 +45,14 @@ def draft(
     index = runner.index("root")
     hidden = refill(model, state, tokens, runner)
     for depth in range(1, passes + 1):
-        logits = model.logits(runner.pad(hidden, index.padded))[:1]
+        logits = model.logits(ops.pad_rows(hidden, index.padded))[:1]
         best, ordered = ops.top_candidates(logits)
         found.append((best[0], ordered[0]))
         if depth < passes:
             slot = len(tokens) - 1 + depth
             rows = TreeRows(index, state.mtp_kv, slot, model.rope, first=1)
             ids = runner.token_ids([best[0]], index.padded)
-            hidden = model.draft_forward(ids, runner.pad(hidden, index.padded), rows)[:1]
+            hidden = model.draft_forward(ids, ops.pad_rows(hidden, index.padded), rows)[:1]
     return found
 
 

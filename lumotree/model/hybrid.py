@@ -62,7 +62,7 @@ class HybridModel:
             raise CheckpointError(f"{folder} does not fit the memory of {device}") from error
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        return self.embedding[token_ids]
+        return self.embedding.index_select(0, token_ids)
 
     def forward(self, token_ids: Tensor, rows: Rows) -> Tensor:
         """[n] token ids -> [n, hidden] after the final norm, in the model dtype."""

@@ -27,13 +27,17 @@ class Rows(Protocol):
     """How the rows of one forward see the state. n counts padding rows too."""
 
     angles: Tensor  # [n, 2, head_dim] float32, see ops.rope_table
+    count: int  # rows that are not padding; the recurrent part of a layer runs on these alone
 
     def conv(self, layer: int, x: Tensor, weight: Tensor) -> Tensor:
-        """[n, channels] inputs of a GDN layer -> [n, channels] after the causal convolution."""
+        """[count, channels] inputs of a GDN layer -> the same after the causal convolution."""
 
     def delta(self, layer: int, query_key: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
-        """Gated delta rule in float32: query_key [n, heads, 2, dk], v [n, heads, dv], log decay g
-        and rate beta [n, heads] -> [n, heads, dv]."""
+        """Gated delta rule in float32, [count, heads, dv].
+
+        query_key [count, heads, 2, dk], v [count, heads, dv], log decay g and rate beta
+        [count, heads].
+        """
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [n, heads, d] scaled float32, k and v [n, kv_heads, d] -> [n, heads, d] float32."""
@@ -64,11 +68,11 @@ class GatedDeltaNet:
         self.l2_eps = self.a_neg.new_full((1,), L2_EPS)
 
     def __call__(self, x: Tensor, rows: Rows) -> Tensor:
-        config, n = self.config, x.shape[0]
+        config, n = self.config, rows.count
         heads, key_heads = config.linear_num_value_heads, config.linear_num_key_heads
-        qkv, z, b, a = ops.linear(x, self.in_proj).split(self.widths, dim=-1)
+        qkv, z, b, a = ops.linear(x, self.in_proj)[:n].split_with_sizes(self.widths, -1)
         mixed = rows.conv(self.layer, qkv, self.conv_weight).float()
-        qk, v = mixed.split((2 * config.key_dim, config.value_dim), dim=-1)
+        qk, v = mixed.split_with_sizes((2 * config.key_dim, config.value_dim), -1)
         qk = qk.view(n, 2, key_heads, config.linear_key_head_dim)
         qk = (qk * ops.inverse_norm(qk, self.l2_eps).mul_(self.qk_scale)).transpose(1, 2)
         if heads > key_heads:  # value head j reads key head j // ratio
@@ -76,8 +80,8 @@ class GatedDeltaNet:
         g, beta = ops.delta_gates(a, b, self.a_neg, self.dt_bias)
         out = rows.delta(self.layer, qk, v.view(n, heads, config.linear_value_head_dim), g, beta)
         z = z.reshape(n, heads, config.linear_value_head_dim)
-        gated = ops.gated_rms_norm(out, z, self.norm)
-        return ops.linear(gated.flatten(1), self.out_proj)
+        gated = ops.gated_rms_norm(out, z, self.norm).flatten(1)
+        return ops.linear(ops.pad_rows(gated, x.shape[0]), self.out_proj)
 
 
 class Attention:
@@ -108,9 +112,10 @@ class Attention:
         config, n, d = self.config, x.shape[0], self.config.head_dim
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         both = ops.linear(x, self.in_proj)
-        qk, v, gate = both.split(((heads + kv_heads) * d, kv_heads * d, heads * d), dim=-1)
+        widths = ((heads + kv_heads) * d, kv_heads * d, heads * d)
+        qk, v, gate = both.split_with_sizes(widths, -1)
         qk = ops.rms_norm(qk.view(n, heads + kv_heads, d), self.qk_norm)
-        q, k = ops.rope(qk, rows.angles, self.partner).split((heads, kv_heads), dim=1)
+        q, k = ops.rope(qk, rows.angles, self.partner).split_with_sizes((heads, kv_heads), 1)
         out = rows.attend(self.layer, q.float(), k, v.view(n, kv_heads, d))
         gated = out.to(x.dtype).flatten(1) * torch.sigmoid(gate)
         return ops.linear(gated, self.o_proj)

@@ -54,7 +54,7 @@ class TreeIndex:
         self.slot_depth = [0] * n
         for row, slot in enumerate(tree.slots):
             self.slot_depth[slot] = tree.depth[row]
-        self.conv_gather = tensor([self.history(path, width) for path in paths]).flatten()
+        self.conv_gather = tensor([self.history(p, width) for p in tree.root_paths]).flatten()
         order, steps = _scan_plan(tree)
         self.steps = [
             ScanStep(start, stop, kept, None if parents is None else tensor(parents), carried)
@@ -109,10 +109,10 @@ class TreeRows:
         first: int = 0,
     ) -> None:
         self.index, self.cache, self.prefix, self.first = index, cache, prefix, first
-        self.state = state
-        self.angles = rope[index.depth + prefix]
+        self.state, self.count = state, len(index.tree)
+        self.angles = rope.index_select(0, index.depth + prefix)
         self.write_slots = (
-            slice(prefix, prefix + len(index.tree)) if index.linear else index.slots + prefix
+            slice(prefix, prefix + self.count) if index.linear else index.slots + prefix
         )
         room = ops.KEY_BLOCK - prefix % ops.KEY_BLOCK
         later = [depth >= room for depth in index.slot_depth]
@@ -123,26 +123,22 @@ class TreeRows:
     def conv(self, layer: int, x: Tensor, weight: Tensor) -> Tensor:
         inputs = torch.cat((self.state.conv[layer], x))
         self.conv_inputs.append(inputs)
-        taps = inputs.index_select(0, self.index.conv_gather)
-        return ops.conv_taps(taps.view(x.shape[0], -1, x.shape[1]), weight)
+        taps = inputs if self.count == 1 else inputs.index_select(0, self.index.conv_gather)
+        return ops.conv_taps(taps.view(self.count, -1, x.shape[1]), weight)
 
     def delta(self, layer: int, query_key: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
-        index, n = self.index, len(self.index.tree)
+        index = self.index
         # contiguous: the bits of a product must not depend on how its operands lie in memory
-        operands = (query_key[:n].contiguous(), v[:n], g[:n].exp(), beta[:n])
+        operands = (query_key.contiguous(), v, g.exp(), beta)
         self.operands.append(operands)
         if index.order is not None:
             operands = tuple(x.index_select(0, index.order) for x in operands)
-        out = v.new_zeros(index.padded, *v.shape[1:])
-        _scan(self.state.recurrent[layer], operands, index.steps, out)
-        if index.inverse is not None:
-            out[:n] = out.index_select(0, index.inverse)
-        return out
+        out = _scan(self.state.recurrent[layer], operands, index.steps)
+        return out if index.inverse is None else out.index_select(0, index.inverse)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        n = len(self.index.tree)
-        stop = self.prefix + n
-        self.cache.write(layer, self.write_slots, k[:n], v[:n])
+        stop = self.prefix + self.count
+        self.cache.write(layer, self.write_slots, k[: self.count], v[: self.count])
         return ops.tree_attention(
             q,
             self.cache.keys[layer][:, :stop],
@@ -176,18 +172,17 @@ class TreeRows:
         state.length += count
 
 
-def _scan(state: Tensor, operands: tuple[Tensor, ...], steps: list[ScanStep], out: Tensor) -> None:
+def _scan(state: Tensor, operands: tuple[Tensor, ...], steps: list[ScanStep]) -> Tensor:
     """Path-parallel gated delta rule; `state` [heads, dk, dv] is only read.
 
-    Operands are those of `TreeRows.delta` with rows in scan order, as is `out`.
+    Operands are those of `TreeRows.delta` with rows in scan order, as is the result.
     """
     query_key, v, decay, beta = (x.flatten(0, 1) for x in operands)
     decay, beta = decay[:, None, None], beta[:, None]
     overlap = (query_key[:, 0] * query_key[:, 1]).sum(-1, keepdim=True)
     heads = state.shape[0]
-    kept = max(step.start + step.kept for step in steps)
-    cut = state.new_empty(kept, *state.shape)
-    out = out.flatten(0, 1)
+    cut = state.new_empty(max(step.start + step.kept for step in steps), *state.shape)
+    reads = []
     for step in steps:
         if step.carried is not None:
             before = cut[step.carried : step.carried + step.stop - step.start].flatten(0, 1)
@@ -195,15 +190,15 @@ def _scan(state: Tensor, operands: tuple[Tensor, ...], steps: list[ScanStep], ou
             before = cut.index_select(0, step.parents).flatten(0, 1)
         else:
             before = state
-        here = slice(step.start * heads, step.stop * heads)
-        held = ops.delta_hold(before, query_key[here], decay[here])
-        written = ops.delta_value(held, v[here], beta[here])
-        out[here] = ops.delta_read(held, overlap[here], written)
-        if step.kept:
-            b = step.kept * heads
-            here = slice(step.start * heads, step.start * heads + b)
+        first, last, kept = (heads * i for i in (step.start, step.stop, step.kept))
+        qk, fall = query_key[first:last], decay[first:last]
+        held = ops.delta_hold(before, qk, fall)
+        written = ops.delta_value(held, v[first:last], beta[first:last])
+        reads.append(ops.delta_read(held, overlap[first:last], written))
+        if kept:
             after = cut[step.start : step.start + step.kept].flatten(0, 1)
-            ops.delta_write(before[:b], query_key[here], written[:b], decay[here], out=after)
+            ops.delta_write(before[:kept], qk[:kept], written[:kept], fall[:kept], out=after)
+    return torch.cat(reads).view(operands[1].shape)
 
 
 def replay(recurrent: Tensor, operands: list[tuple[Tensor, ...]], rows: Tensor | slice) -> None:
@@ -239,7 +234,7 @@ class PrefillRows:
         first: int = 0,
     ) -> None:
         self.cache, self.state, self.start, self.first = cache, state, start, first
-        self.stop = start + count
+        self.stop, self.count = start + count, count
         self.angles = rope[start : self.stop]
 
     def conv(self, layer: int, x: Tensor, weight: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lumotree.model.hybrid import HybridModel
@@ -45,7 +44,3 @@ class RowRunner:
         return torch.tensor(
             [*tokens, *[0] * (padded - len(tokens))], dtype=torch.long, device=self._device
         )
-
-    def pad(self, x: Tensor, padded: int) -> Tensor:
-        """[n, d] -> [padded, d], padding rows zero."""
-        return F.pad(x, (0, 0, 0, padded - x.shape[0]))

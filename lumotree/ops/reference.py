@@ -34,6 +34,11 @@ def pack_linear(weight: Tensor) -> Tensor:
     return weight.t() if weight.is_cuda else weight.t().contiguous()
 
 
+def pad_rows(x: Tensor, rows: int) -> Tensor:
+    """[n, d] -> [rows, d], padding rows zero: row counts at which products have equal bits."""
+    return x if x.shape[0] == rows else F.pad(x, (0, 0, 0, rows - x.shape[0]))
+
+
 def linear(x: Tensor, packed: Tensor) -> Tensor:
     """[n, in] @ [in, out] in the model dtype."""
     return torch.mm(x, packed)
@@ -77,8 +82,8 @@ def gated_rms_norm(x: Tensor, gate: Tensor, norm: Norm) -> Tensor:
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """[n, 2 f] -> silu(first half) * second half, [n, f]."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate).mul_(up)
+    width = gate_up.shape[1] // 2
+    return F.silu(gate_up[:, :width]).mul_(gate_up[:, width:])
 
 
 def rope_table(
@@ -107,17 +112,16 @@ def rope_partner(head_dim: int, rotary_dim: int, device: torch.device) -> Tensor
 def rope(x: Tensor, angles: Tensor, partner: Tensor) -> Tensor:
     """Rotates the first dims of each head: x [n, heads, d], angles [n, 2, d] of `rope_table`."""
     cos, sin = angles.to(x.dtype)[:, :, None].unbind(1)
-    return torch.addcmul(x * cos, x[..., partner], sin)
+    return torch.addcmul(x * cos, x.index_select(-1, partner), sin)
 
 
 def conv_taps(taps: Tensor, weight: Tensor) -> Tensor:
     """Causal depthwise convolution of gathered inputs, then SiLU.
 
-    taps [n, width, channels], oldest first; weight float32 [width, channels]. The taps are
-    added in order, oldest first, in float32, whatever the row count.
+    taps [n, width, channels], oldest first; weight float32 [width, channels]. The few taps of
+    a channel are added in order, oldest first, in float32, whatever the row count.
     """
-    products = taps.float() * weight
-    total = reduce(torch.add, products.unbind(1))
+    total = (taps.float() * weight).sum(1)
     return F.silu(total.to(taps.dtype))
 
 
