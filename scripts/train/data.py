@@ -26,30 +26,57 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 WORK = HERE.parents[1] / ".train"
-PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+PLATFORMS = (
+    "manylinux_2_28_x86_64",
+    "manylinux_2_27_x86_64",
+    "manylinux_2_17_x86_64",
+    "manylinux2014_x86_64",
+)
 MAX_PACKAGE_BYTES = 11_000_000
 MAX_FILE_BYTES = 120_000
 MIN_FILE_BYTES = 300
 SHARDS = 12
 HELD_OUT_PERCENT = 2
-SKIP_PARTS = {"_vendor", "vendor", "vendored", "_vendored", "_extern", "extern", "locale", "static", "node_modules"}
-SKIP_NAMES = re.compile(r"(_pb2(_grpc)?\.py|_lookup.*\.py|unicode.*\.py|.*entities\.py|.*_data\.py|parsetab\.py|lextab\.py)$")
+SKIP_PARTS = {
+    "_vendor",
+    "vendor",
+    "vendored",
+    "_vendored",
+    "_extern",
+    "extern",
+    "locale",
+    "static",
+    "node_modules",
+}
+SKIP_NAMES = re.compile(
+    r"(_pb2(_grpc)?\.py|_lookup.*\.py|unicode.*\.py|.*entities\.py|.*_data\.py|parsetab\.py|lextab\.py)$"
+)
 
 
 def packages() -> dict:
-    """The pinned list: name -> version, and which names are held out."""
+    """The pinned list: version, licence and sha256 by name, and which names are held out."""
     return json.loads((HERE / "packages.json").read_text())
 
 
 def download(wheels: Path) -> None:
     """Fetch every pinned wheel with pip, without dependencies."""
     wheels.mkdir(parents=True, exist_ok=True)
-    base = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", str(wheels)]
+    base = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "-q",
+        "--no-deps",
+        "--only-binary=:all:",
+        "-d",
+        str(wheels),
+    ]
     base += ["--python-version", "3.12", "--implementation", "cp"]
     for platform in PLATFORMS:
         base += ["--platform", platform]
-    for name, version in packages()["wheels"].items():
-        subprocess.run([*base, f"{name}=={version}"], check=True)
+    for name, pin in packages()["wheels"].items():
+        subprocess.run([*base, f"{name}=={pin['version']}"], check=True)
 
 
 def licence(archive: zipfile.ZipFile) -> str:
@@ -58,7 +85,11 @@ def licence(archive: zipfile.ZipFile) -> str:
     header = HeaderParser().parsestr(archive.read(meta).decode("utf-8", "replace"))
     if header["License-Expression"]:
         return header["License-Expression"]
-    classes = [c.split("::")[-1].strip() for c in header.get_all("Classifier", []) if c.startswith("License")]
+    classes = [
+        c.split("::")[-1].strip()
+        for c in header.get_all("Classifier", [])
+        if c.startswith("License")
+    ]
     named = [c for c in classes if c != "OSI Approved"]
     free = (header["License"] or "").strip().splitlines()
     return "; ".join(named) or (free[0][:80] if free else "unstated")
@@ -125,7 +156,9 @@ def write_shard(path: Path, shard: list[dict]) -> str:
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 1 << 26}]
     with lzma.open(out, "wt", format=lzma.FORMAT_XZ, filters=filters, encoding="utf-8") as file:
         for row in shard:
-            file.write(json.dumps({k: row[k] for k in ("pkg", "path", "text")}, ensure_ascii=False) + "\n")
+            file.write(
+                json.dumps({k: row[k] for k in ("pkg", "path", "text")}, ensure_ascii=False) + "\n"
+            )
     path.write_bytes(out.getvalue())
     return hashlib.sha256(out.getvalue()).hexdigest()
 
@@ -147,6 +180,9 @@ def build(wheels: Path, corpus: Path) -> None:
     sources = []
     for wheel in sorted(wheels.glob("*.whl"), key=lambda p: p.name.lower()):
         name, version = wheel.name.split("-")[:2]
+        mark = hashlib.sha256(wheel.read_bytes()).hexdigest()
+        if mark != pins["wheels"].get(name, {}).get("sha256"):
+            raise ValueError(f"{wheel.name} is not the pinned file")
         kept = choose(list(rows(wheel)), seen)
         whole = name.lower() in held_names
         out = [r for r in kept if whole or int(r["mark"][8:12], 16) % 100 < HELD_OUT_PERCENT]
@@ -157,8 +193,14 @@ def build(wheels: Path, corpus: Path) -> None:
             terms = licence(archive)
         size = sum(len(r["text"].encode()) for r in train[-1])
         sources.append(
-            {"name": name, "version": version, "licence": terms, "held_out": whole, "training_bytes": size,
-             "wheel_sha256": hashlib.sha256(wheel.read_bytes()).hexdigest()}
+            {
+                "name": name,
+                "version": version,
+                "licence": terms,
+                "held_out": whole,
+                "training_bytes": size,
+                "wheel_sha256": mark,
+            }
         )
     groups: list[list[dict]] = [[] for _ in range(SHARDS)]
     load = [0] * SHARDS
@@ -166,18 +208,30 @@ def build(wheels: Path, corpus: Path) -> None:
         slot = load.index(min(load))
         groups[slot] += rows_
         load[slot] += sum(len(x["text"]) for x in rows_)
-    jobs = {f"train-{i:02d}.jsonl.xz": g for i, g in enumerate(groups)} | {"held-out.jsonl.xz": held}
+    jobs = {f"train-{i:02d}.jsonl.xz": g for i, g in enumerate(groups)} | {
+        "held-out.jsonl.xz": held
+    }
     with ProcessPoolExecutor(2) as pool:
         hashes = pool.map(write_shard, [corpus / n for n in jobs], jobs.values())
-    record = {"wheels": sources, "shards": dict(zip(jobs, hashes, strict=True)), "training_bytes": sum(load),
-              "held_out_bytes": sum(len(r["text"].encode()) for r in held), "held_out_files": len(held)}
+    record = {
+        "wheels": sources,
+        "shards": dict(zip(jobs, hashes, strict=True)),
+        "training_bytes": sum(load),
+        "held_out_bytes": sum(len(r["text"].encode()) for r in held),
+        "held_out_files": len(held),
+    }
     (corpus / "sources.json").write_text(json.dumps(record, indent=1) + "\n")
-    print(json.dumps({k: v for k, v in record.items() if k not in ("wheels", "shards")}), file=sys.stderr)
+    print(
+        json.dumps({k: v for k, v in record.items() if k not in ("wheels", "shards")}),
+        file=sys.stderr,
+    )
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("step", choices=("download", "build"))
     parser.add_argument("--work", type=Path, default=WORK)
     args = parser.parse_args()

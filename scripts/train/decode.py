@@ -16,7 +16,9 @@ def unit(x: Tensor) -> Tensor:
 class Decoder:
     """Holds the states of a batch; ``net`` is not compiled."""
 
-    def __init__(self, net: Net, ids: Tensor, room: int, dtype: torch.dtype, at_once: int = 32) -> None:
+    def __init__(
+        self, net: Net, ids: Tensor, room: int, dtype: torch.dtype, at_once: int = 32
+    ) -> None:
         self.net, self.dtype, self.length = net, dtype, ids.shape[1]
         batch, s = ids.shape[0], net.s
         self.states: list[tuple[Tensor, Tensor]] = []
@@ -27,11 +29,18 @@ class Decoder:
             if not self.states:
                 for i in range(s.layers):
                     if s.full(i):
-                        one = torch.zeros(batch, self.length + room, s.head_dim, dtype=dtype, device=ids.device)
+                        one = torch.zeros(
+                            batch, self.length + room, s.head_dim, dtype=dtype, device=ids.device
+                        )
                         self.states.append((one, torch.zeros_like(one)))
                     else:
                         a, b = states[i]
-                        self.states.append((a.new_zeros(batch, *a.shape[1:]), b.new_zeros(batch, *b.shape[1:]).float()))
+                        self.states.append(
+                            (
+                                a.new_zeros(batch, *a.shape[1:]),
+                                b.new_zeros(batch, *b.shape[1:]).float(),
+                            )
+                        )
             for i, (a, b) in enumerate(states):
                 there = slice(start, start + a.shape[0])
                 if s.full(i):
@@ -68,7 +77,9 @@ class Decoder:
                 q, k, v = (y[:, 0].float().flatten(0, 1) for y in (q, k, v))
                 q, k, flat = unit(q) * q.shape[-1] ** -0.5, unit(k), state.flatten(0, 1)
                 flat.mul_(g[:, 0].exp().flatten()[:, None, None])
-                delta = (v - torch.bmm(k[:, None], flat)[:, 0]) * beta[:, 0].float().flatten()[:, None]
+                delta = (v - torch.bmm(k[:, None], flat)[:, 0]) * beta[:, 0].float().flatten()[
+                    :, None
+                ]
                 flat.baddbmm_(k[:, :, None], delta[:, None])
                 o = torch.bmm(q[:, None], flat)[:, 0].view(len(tokens), 1, net.s.gdn_heads, -1)
                 x = net.gdn_close(at, x, o.to(self.dtype), z)
@@ -77,7 +88,9 @@ class Decoder:
 
 
 @torch.no_grad()
-def continue_rows(net: Net, ids: Tensor, new: int, temperature: Tensor, dtype: torch.dtype, at_once: int = 32) -> Tensor:
+def continue_rows(
+    net: Net, ids: Tensor, new: int, temperature: Tensor, dtype: torch.dtype, at_once: int = 32
+) -> Tensor:
     """ids [B, P] followed by ``new`` tokens sampled at per-row temperatures (0 is greedy)."""
     decoder = Decoder(net, ids, new, dtype, at_once)
     out = torch.empty(ids.shape[0], new, dtype=ids.dtype, device=ids.device)

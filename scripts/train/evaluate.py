@@ -61,7 +61,9 @@ class Tally:
         }
 
 
-def matches(net: Net, ids: Tensor, length: int, dtype: torch.dtype, raw: bool = False) -> tuple[Tensor, Tensor]:
+def matches(
+    net: Net, ids: Tensor, length: int, dtype: torch.dtype, raw: bool = False
+) -> tuple[Tensor, Tensor]:
     """Per position and depth whether the chain names the trunk's choice; and next-token losses."""
     emb = net.p["model.embed_tokens.weight"]
     x, _ = net.layers(ids[:, :length], dtype)
@@ -71,7 +73,10 @@ def matches(net: Net, ids: Tensor, length: int, dtype: torch.dtype, raw: bool = 
     best = logits.argmax(-1)
     outs = net.predict(x if raw else h, ids, DEPTH)
     keep = length - DEPTH
-    found = [F.linear(m[:, :keep], emb.to(dtype)).argmax(-1) == best[:, k : k + keep] for k, m in enumerate(outs, 1)]
+    found = [
+        F.linear(m[:, :keep], emb.to(dtype)).argmax(-1) == best[:, k : k + keep]
+        for k, m in enumerate(outs, 1)
+    ]
     return torch.stack(found, -1), loss
 
 
@@ -93,12 +98,20 @@ def evaluate(net: Net, text: Text, rows: int, length: int, new: int, at_once: in
             raw.add(matches(net, ids, length, dtype, raw=True)[0].flatten(0, 1))
             losses.append(loss.mean().item())
             late.append(loss[:, length // 2 :].mean().item())
-            size += sum(len(table.decode(r, skip_special_tokens=False).encode()) for r in ids[:, 1 : length + 1].tolist())
+            size += sum(
+                len(table.decode(r, skip_special_tokens=False).encode())
+                for r in ids[:, 1 : length + 1].tolist()
+            )
         loss = float(np.mean(losses))
         per_byte = loss * rows * length / size
-        out[kind] = {"tokens": rows * length, "nats_per_token": round(loss, 4), "nats_per_byte": round(per_byte, 4),
-                     "nats_per_token_second_half": round(float(np.mean(late)), 4), "forced": forced.row(),
-                     "forced_pre_norm_hidden": {"agreement": raw.row()["agreement"]}}
+        out[kind] = {
+            "tokens": rows * length,
+            "nats_per_token": round(loss, 4),
+            "nats_per_byte": round(per_byte, 4),
+            "nats_per_token_second_half": round(float(np.mean(late)), 4),
+            "forced": forced.row(),
+            "forced_pre_norm_hidden": {"agreement": raw.row()["agreement"]},
+        }
         for temperature in (0.0, 0.6):
             tally = Tally()
             for _ in range(0, rows, at_once):
@@ -112,13 +125,17 @@ def evaluate(net: Net, text: Text, rows: int, length: int, new: int, at_once: in
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     work = Path(__file__).resolve().parents[2] / ".train"
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--tokens", type=Path, default=work / "tokens")
     parser.add_argument("--rows", type=int, default=128)
     parser.add_argument("--length", type=int, default=4096)
-    parser.add_argument("--new", type=int, default=512, help="tokens the trunk continues each prefix by")
+    parser.add_argument(
+        "--new", type=int, default=512, help="tokens the trunk continues each prefix by"
+    )
     parser.add_argument("--at-once", type=int, default=16)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path)

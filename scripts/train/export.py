@@ -1,7 +1,7 @@
 """Write the Hugging Face folder: config, weights in bfloat16, generation config.
 
-    python scripts/train/export.py --weights .train/run/final.safetensors
-    python scripts/train/export.py --random 1          # the shape without training
+python scripts/train/export.py --weights .train/run/final.safetensors
+python scripts/train/export.py --random 1          # the shape without training
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def config(s: Shape, context: int) -> dict:
         "hidden_size": s.hidden,
         "intermediate_size": s.mlp,
         "num_hidden_layers": s.layers,
-        "layer_types": ["full_attention" if s.full(i) else "linear_attention" for i in range(s.layers)],
+        "layer_types": [
+            "full_attention" if s.full(i) else "linear_attention" for i in range(s.layers)
+        ],
         "full_attention_interval": s.every,
         "num_attention_heads": s.heads,
         "num_key_value_heads": s.kv_heads,
@@ -52,8 +54,11 @@ def config(s: Shape, context: int) -> dict:
         "max_position_embeddings": context,
         "partial_rotary_factor": s.rotary / s.head_dim,
         "rope_parameters": {
-            "rope_type": "default", "rope_theta": s.theta, "partial_rotary_factor": s.rotary / s.head_dim,
-            "mrope_interleaved": True, "mrope_section": [11, 11, 10],
+            "rope_type": "default",
+            "rope_theta": s.theta,
+            "partial_rotary_factor": s.rotary / s.head_dim,
+            "mrope_interleaved": True,
+            "mrope_section": [11, 11, 10],
         },
         "mtp_num_hidden_layers": 1,
         "mtp_use_dedicated_embeddings": False,
@@ -75,14 +80,20 @@ def export(params: dict[str, torch.Tensor], folder: Path, context: int) -> str:
     tensors = {k: params[k].to(torch.bfloat16).contiguous() for k in sorted(wanted)}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config(shape, context), indent=2) + "\n")
-    generation = {"do_sample": False, "eos_token_id": [IM_END, END_OF_TEXT], "pad_token_id": END_OF_TEXT}
+    generation = {
+        "do_sample": False,
+        "eos_token_id": [IM_END, END_OF_TEXT],
+        "pad_token_id": END_OF_TEXT,
+    }
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--weights", type=Path)
     source.add_argument("--random", type=int, metavar="SEED")

@@ -11,8 +11,19 @@ import torch
 from torch import Tensor
 
 
-def gradients(q: Tensor, k: Tensor, v: Tensor, do: Tensor, h: Tensor, dh: Tensor, w: Tensor, g: Tensor, dv: Tensor,
-              scale: float, chunk: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def gradients(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    do: Tensor,
+    h: Tensor,
+    dh: Tensor,
+    w: Tensor,
+    g: Tensor,
+    dv: Tensor,
+    scale: float,
+    chunk: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dw and dg. q, k, v, do, dv, w [B, T, H, D]; h, dh [B, N, H, K, V]; g [B, T, H] in powers of two."""
     kind = q.dtype
     q, k, v, do, dv = (x.unflatten(1, (-1, chunk)).transpose(2, 3) for x in (q, k, v, do, dv))
@@ -30,7 +41,9 @@ def gradients(q: Tensor, k: Tensor, v: Tensor, do: Tensor, h: Tensor, dh: Tensor
     dw = -(dv.to(kind) @ h.mT)
     dg = (dq * q.float()).sum(-1) - (dk * k.float()).sum(-1)
     dg = torch.cat((dg[..., :-1], dg[..., -1:] + ends[..., None]), -1)
-    return tuple(x.transpose(2, 3).flatten(1, 2) for x in (dq.to(kind), dk.to(kind), dw.to(w.dtype), dg))
+    return tuple(
+        x.transpose(2, 3).flatten(1, 2) for x in (dq.to(kind), dk.to(kind), dw.to(w.dtype), dg)
+    )
 
 
 def install() -> None:
@@ -39,9 +52,18 @@ def install() -> None:
 
     compiled = torch.compile(gradients, dynamic=False)
 
-    def chunk_bwd_dqkwg(q, k, v, do, h, dh, w=None, g=None, dv=None, scale=None, chunk_size=64, **rest):
-        if rest.get("state_v_first") or rest.get("cu_seqlens") is not None or q.shape[2] != v.shape[2] or q.shape[1] % chunk_size:
+    def chunk_bwd_dqkwg(
+        q, k, v, do, h, dh, w=None, g=None, dv=None, scale=None, chunk_size=64, **rest
+    ):
+        if (
+            rest.get("state_v_first")
+            or rest.get("cu_seqlens") is not None
+            or q.shape[2] != v.shape[2]
+            or q.shape[1] % chunk_size
+        ):
             raise NotImplementedError("equal heads and whole chunks only")
-        return tuple(x.contiguous() for x in compiled(q, k, v, do, h, dh, w, g, dv, scale, chunk_size))
+        return tuple(
+            x.contiguous() for x in compiled(q, k, v, do, h, dh, w, g, dv, scale, chunk_size)
+        )
 
     module.chunk_bwd_dqkwg = chunk_bwd_dqkwg

@@ -13,7 +13,9 @@ def main() -> None:
     from transformers.models.qwen3_5 import modeling_qwen3_5 as family
 
     install()
-    slow = getattr(family.torch_chunk_gated_delta_rule, "__wrapped__", family.torch_chunk_gated_delta_rule)
+    slow = getattr(
+        family.torch_chunk_gated_delta_rule, "__wrapped__", family.torch_chunk_gated_delta_rule
+    )
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 512, 2, 128, device="cuda") for _ in range(3))
     g = -F.softplus(torch.randn(2, 512, 2, device="cuda") - 2)
@@ -21,7 +23,9 @@ def main() -> None:
     grad = torch.randn(2, 512, 2, 128, device="cuda")
     results, off = [], []
     for rule, dtype in ((slow, torch.float32), (fast, torch.bfloat16)):
-        leaves = [t.to(dtype).clone().requires_grad_() for t in (q, k, v)] + [t.clone().requires_grad_() for t in (g, beta)]
+        leaves = [t.to(dtype).clone().requires_grad_() for t in (q, k, v)] + [
+            t.clone().requires_grad_() for t in (g, beta)
+        ]
         out, _ = rule(*leaves[:3], g=leaves[3], beta=leaves[4], use_qk_l2norm_in_kernel=True)
         out.backward(grad.to(out.dtype))
         results.append([out.float(), *(x.grad.float() for x in leaves)])

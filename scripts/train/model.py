@@ -46,21 +46,44 @@ class Shape:
 def parameter_shapes(s: Shape) -> dict[str, tuple[int, ...]]:
     """Every tensor of the checkpoint."""
     d, key, width = s.hidden, s.gdn_heads * s.gdn_dim, s.heads * s.head_dim
-    block = {"input_layernorm.weight": (d,), "post_attention_layernorm.weight": (d,),
-             "mlp.gate_proj.weight": (s.mlp, d), "mlp.up_proj.weight": (s.mlp, d), "mlp.down_proj.weight": (d, s.mlp)}
-    full = block | {"self_attn.q_proj.weight": (2 * width, d), "self_attn.k_proj.weight": (s.kv_heads * s.head_dim, d),
-                    "self_attn.v_proj.weight": (s.kv_heads * s.head_dim, d), "self_attn.o_proj.weight": (d, width),
-                    "self_attn.q_norm.weight": (s.head_dim,), "self_attn.k_norm.weight": (s.head_dim,)}
-    linear = block | {"linear_attn.in_proj_qkv.weight": (3 * key, d), "linear_attn.in_proj_z.weight": (key, d),
-                      "linear_attn.in_proj_b.weight": (s.gdn_heads, d), "linear_attn.in_proj_a.weight": (s.gdn_heads, d),
-                      "linear_attn.conv1d.weight": (3 * key, 1, s.conv), "linear_attn.A_log": (s.gdn_heads,),
-                      "linear_attn.dt_bias": (s.gdn_heads,), "linear_attn.norm.weight": (s.gdn_dim,),
-                      "linear_attn.out_proj.weight": (d, key)}
-    out: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (s.vocab, d), "model.norm.weight": (d,)}
+    block = {
+        "input_layernorm.weight": (d,),
+        "post_attention_layernorm.weight": (d,),
+        "mlp.gate_proj.weight": (s.mlp, d),
+        "mlp.up_proj.weight": (s.mlp, d),
+        "mlp.down_proj.weight": (d, s.mlp),
+    }
+    full = block | {
+        "self_attn.q_proj.weight": (2 * width, d),
+        "self_attn.k_proj.weight": (s.kv_heads * s.head_dim, d),
+        "self_attn.v_proj.weight": (s.kv_heads * s.head_dim, d),
+        "self_attn.o_proj.weight": (d, width),
+        "self_attn.q_norm.weight": (s.head_dim,),
+        "self_attn.k_norm.weight": (s.head_dim,),
+    }
+    linear = block | {
+        "linear_attn.in_proj_qkv.weight": (3 * key, d),
+        "linear_attn.in_proj_z.weight": (key, d),
+        "linear_attn.in_proj_b.weight": (s.gdn_heads, d),
+        "linear_attn.in_proj_a.weight": (s.gdn_heads, d),
+        "linear_attn.conv1d.weight": (3 * key, 1, s.conv),
+        "linear_attn.A_log": (s.gdn_heads,),
+        "linear_attn.dt_bias": (s.gdn_heads,),
+        "linear_attn.norm.weight": (s.gdn_dim,),
+        "linear_attn.out_proj.weight": (d, key),
+    }
+    out: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (s.vocab, d),
+        "model.norm.weight": (d,),
+    }
     for i in range(s.layers):
         out |= {f"model.layers.{i}.{k}": v for k, v in (full if s.full(i) else linear).items()}
-    out |= {"mtp.fc.weight": (d, 2 * d), "mtp.norm.weight": (d,), "mtp.pre_fc_norm_embedding.weight": (d,),
-            "mtp.pre_fc_norm_hidden.weight": (d,)}
+    out |= {
+        "mtp.fc.weight": (d, 2 * d),
+        "mtp.norm.weight": (d,),
+        "mtp.pre_fc_norm_embedding.weight": (d,),
+        "mtp.pre_fc_norm_hidden.weight": (d,),
+    }
     return out | {f"mtp.layers.0.{k}": v for k, v in full.items()}
 
 
@@ -76,12 +99,16 @@ def initial(s: Shape, seed: int) -> Params:
         elif name.endswith("A_log"):
             value = torch.empty(shape).uniform_(1, 8, generator=rng).log()
         elif name.endswith("dt_bias"):
-            step = torch.exp(torch.empty(shape).uniform_(math.log(1e-3), math.log(1e-1), generator=rng))
+            step = torch.exp(
+                torch.empty(shape).uniform_(math.log(1e-3), math.log(1e-1), generator=rng)
+            )
             value = step + torch.log(-torch.expm1(-step))
         elif name.endswith("conv1d.weight"):
             value = torch.empty(shape).uniform_(-0.5, 0.5, generator=rng)
         else:
-            last = any(name.endswith(k) for k in ("o_proj.weight", "out_proj.weight", "down_proj.weight"))
+            last = any(
+                name.endswith(k) for k in ("o_proj.weight", "out_proj.weight", "down_proj.weight")
+            )
             std = 0.02 if "embed" in name else (0.2 if last else 0.6) / math.sqrt(shape[-1])
             value = torch.randn(shape, generator=rng) * std
         out[name] = value
@@ -97,11 +124,23 @@ def norm(x: Tensor, w: Tensor) -> Tensor:
 def mlp(x: Tensor, w_norm: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     """Residual SwiGLU."""
     y = norm(x, w_norm)
-    return x + F.linear(F.silu(F.linear(y, gate.to(x.dtype))) * F.linear(y, up.to(x.dtype)), down.to(x.dtype))
+    return x + F.linear(
+        F.silu(F.linear(y, gate.to(x.dtype))) * F.linear(y, up.to(x.dtype)), down.to(x.dtype)
+    )
 
 
-def gdn_in(x: Tensor, w_norm: Tensor, qkv: Tensor, z: Tensor, b: Tensor, a: Tensor, conv: Tensor, a_log: Tensor,
-           dt: Tensor, before: Tensor | None = None) -> tuple[Tensor, ...]:
+def gdn_in(
+    x: Tensor,
+    w_norm: Tensor,
+    qkv: Tensor,
+    z: Tensor,
+    b: Tensor,
+    a: Tensor,
+    conv: Tensor,
+    a_log: Tensor,
+    dt: Tensor,
+    before: Tensor | None = None,
+) -> tuple[Tensor, ...]:
     """Norm, projections, causal convolution and gates; also the raw rows the next convolution needs."""
     y, t = norm(x, w_norm), x.dtype
     raw = F.linear(y, qkv.to(t))
@@ -111,13 +150,26 @@ def gdn_in(x: Tensor, w_norm: Tensor, qkv: Tensor, z: Tensor, b: Tensor, a: Tens
     q, k, v = F.silu(mixed).unflatten(-1, (3, -1, 128)).unbind(2)
     beta = F.linear(y, b.to(t)).sigmoid()
     g = -a_log.float().exp() * F.softplus(F.linear(y, a.to(t)).float() + dt.float())
-    return q.contiguous(), k.contiguous(), v.contiguous(), g, beta, F.linear(y, z.to(t)), padded[:, -(width - 1) :]
+    return (
+        q.contiguous(),
+        k.contiguous(),
+        v.contiguous(),
+        g,
+        beta,
+        F.linear(y, z.to(t)),
+        padded[:, -(width - 1) :],
+    )
 
 
 def gdn_out(x: Tensor, o: Tensor, z: Tensor, w: Tensor, out: Tensor, *rest: Tensor) -> Tensor:
     """Gated output norm, projection, residual, then the MLP."""
     y = o.float()
-    y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + EPS) * w.float() * F.silu(z.float().view(y.shape))
+    y = (
+        y
+        * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + EPS)
+        * w.float()
+        * F.silu(z.float().view(y.shape))
+    )
     return mlp(x + F.linear(y.flatten(-2).to(x.dtype), out.to(x.dtype)), *rest)
 
 
@@ -129,8 +181,17 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((turn * cos + half * sin, keep), -1)
 
 
-def attn_in(x: Tensor, w_norm: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, qn: Tensor, kn: Tensor, cos: Tensor,
-            sin: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def attn_in(
+    x: Tensor,
+    w_norm: Tensor,
+    wq: Tensor,
+    wk: Tensor,
+    wv: Tensor,
+    qn: Tensor,
+    kn: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Query, key and value as [batch, heads, length, dim], and the output gate."""
     y, t, dim = norm(x, w_norm), x.dtype, qn.shape[0]
     q, gate = F.linear(y, wq.to(t)).unflatten(-1, (-1, 2 * dim)).chunk(2, -1)
@@ -155,7 +216,9 @@ def fuse(emb: Tensor, h: Tensor, ne: Tensor, nh: Tensor, fc: Tensor) -> Tensor:
 def hard_loss(h: Tensor, emb: Tensor, target: Tensor) -> Tensor:
     """Cross-entropy of every position."""
     logits = F.linear(h, emb.to(h.dtype)).float()
-    return F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none").view(target.shape)
+    return F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none").view(
+        target.shape
+    )
 
 
 def soft_loss(m: Tensor, h: Tensor, emb: Tensor, hard: float) -> tuple[Tensor, Tensor]:
@@ -167,7 +230,9 @@ def soft_loss(m: Tensor, h: Tensor, emb: Tensor, hard: float) -> tuple[Tensor, T
     return loss, (student.argmax(-1, keepdim=True) == best).squeeze(-1)
 
 
-def chain_attention(q: Tensor, k1: Tensor, v1: Tensor, ks: Tensor, vs: Tensor, live: Tensor) -> Tensor:
+def chain_attention(
+    q: Tensor, k1: Tensor, v1: Tensor, ks: Tensor, vs: Tensor, live: Tensor
+) -> Tensor:
     """Attention of a deeper draft step: first-depth keys up to its position, then its own chain.
 
     q [B, H, L, D]; k1, v1 [B, 1, L, D] of depth 1; ks, vs [CHAIN, B, 1, L, D], of which ``live`` [CHAIN] count.
@@ -189,7 +254,9 @@ class Net:
         self.p, self.s = params, shape
         self.cuda = params["model.norm.weight"].is_cuda
         wrap = (lambda f: torch.compile(f, dynamic=False)) if compiled else (lambda f: f)
-        self.gdn_in, self.gdn_out, self.attn_in, self.attn_out = map(wrap, (gdn_in, gdn_out, attn_in, attn_out))
+        self.gdn_in, self.gdn_out, self.attn_in, self.attn_out = map(
+            wrap, (gdn_in, gdn_out, attn_in, attn_out)
+        )
         self.fuse, self.hard_loss, self.soft_loss = map(wrap, (fuse, hard_loss, soft_loss))
         self.norm, self.chain_attention = map(wrap, (norm, chain_attention))
         if self.cuda:
@@ -198,7 +265,9 @@ class Net:
 
             install()
         else:
-            from transformers.models.qwen3_5.modeling_qwen3_5 import torch_chunk_gated_delta_rule as rule
+            from transformers.models.qwen3_5.modeling_qwen3_5 import (
+                torch_chunk_gated_delta_rule as rule,
+            )
         self.rule = rule
 
     def named(self, prefix: str, *names: str) -> list[Tensor]:
@@ -207,8 +276,13 @@ class Net:
 
     def mlp_of(self, prefix: str) -> list[Tensor]:
         """The tensors that close every block."""
-        return self.named(prefix, "post_attention_layernorm.weight", "mlp.gate_proj.weight", "mlp.up_proj.weight",
-                          "mlp.down_proj.weight")
+        return self.named(
+            prefix,
+            "post_attention_layernorm.weight",
+            "mlp.gate_proj.weight",
+            "mlp.up_proj.weight",
+            "mlp.down_proj.weight",
+        )
 
     def embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Token embeddings in the compute type."""
@@ -216,21 +290,40 @@ class Net:
 
     def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine rows for integer positions, float32."""
-        power = torch.arange(0, self.s.rotary, 2, device=positions.device, dtype=torch.float) / self.s.rotary
+        power = (
+            torch.arange(0, self.s.rotary, 2, device=positions.device, dtype=torch.float)
+            / self.s.rotary
+        )
         angle = positions.float()[:, None] / self.s.theta**power
         angle = torch.cat((angle, angle), -1)
         return angle.cos(), angle.sin()
 
     def gdn_weights(self, prefix: str) -> list[Tensor]:
         """Arguments of gdn_in after x."""
-        return self.named(prefix, "input_layernorm.weight", *(f"linear_attn.{n}" for n in (
-            "in_proj_qkv.weight", "in_proj_z.weight", "in_proj_b.weight", "in_proj_a.weight", "conv1d.weight", "A_log",
-            "dt_bias")))
+        return self.named(
+            prefix,
+            "input_layernorm.weight",
+            *(
+                f"linear_attn.{n}"
+                for n in (
+                    "in_proj_qkv.weight",
+                    "in_proj_z.weight",
+                    "in_proj_b.weight",
+                    "in_proj_a.weight",
+                    "conv1d.weight",
+                    "A_log",
+                    "dt_bias",
+                )
+            ),
+        )
 
     def attn_weights(self, prefix: str) -> list[Tensor]:
         """Arguments of attn_in between x and the rotary rows."""
-        return self.named(prefix, "input_layernorm.weight", *(f"self_attn.{n}.weight" for n in (
-            "q_proj", "k_proj", "v_proj", "q_norm", "k_norm")))
+        return self.named(
+            prefix,
+            "input_layernorm.weight",
+            *(f"self_attn.{n}.weight" for n in ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm")),
+        )
 
     def full_attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Causal attention; keys and values are repeated for the query heads."""
@@ -252,7 +345,9 @@ class Net:
                 states.append((k, v) if keep else None)
             else:
                 q, k, v, g, beta, z, last = self.gdn_in(x, *self.gdn_weights(at))
-                o, state = self.rule(q, k, v, g=g, beta=beta, use_qk_l2norm_in_kernel=True, output_final_state=keep)
+                o, state = self.rule(
+                    q, k, v, g=g, beta=beta, use_qk_l2norm_in_kernel=True, output_final_state=keep
+                )
                 x = self.gdn_close(at, x, o, z)
                 states.append((last.clone(), state) if keep else None)
         return x, states
@@ -281,7 +376,13 @@ class Net:
         vs: list[Tensor] = []
         for step in range(depth):
             emb = self.embed(ids[:, step + 1 : step + 1 + length], h.dtype)
-            x = self.fuse(emb, h, *self.named("mtp", "pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight", "fc.weight"))
+            x = self.fuse(
+                emb,
+                h,
+                *self.named(
+                    "mtp", "pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight", "fc.weight"
+                ),
+            )
             cos, sin = self.rope(torch.arange(length, device=h.device) + step)
             q, k, v, gate = self.attn_in(x, *self.attn_weights(at), cos, sin)
             if step == 0:
@@ -292,7 +393,9 @@ class Net:
                 vs.append(v)
                 empty = [torch.zeros_like(k)] * (CHAIN - step)
                 live = torch.arange(CHAIN, device=h.device) < step
-                o = self.chain_attention(q, k1, v1, torch.stack(ks + empty), torch.stack(vs + empty), live)
+                o = self.chain_attention(
+                    q, k1, v1, torch.stack(ks + empty), torch.stack(vs + empty), live
+                )
             x = self.attn_close(at, x, o, gate)
             h = self.norm(x, self.p["mtp.norm.weight"])
             outs.append(h)

@@ -21,7 +21,9 @@ def orthogonal(g: Tensor) -> Tensor:
 class Optimizer:
     """Updates every parameter that has a gradient."""
 
-    def __init__(self, params: dict[str, Tensor], muon_lr: float, adam_lr: float, decay: float) -> None:
+    def __init__(
+        self, params: dict[str, Tensor], muon_lr: float, adam_lr: float, decay: float
+    ) -> None:
         self.params, self.muon_lr, self.adam_lr, self.decay = params, muon_lr, adam_lr, decay
         self.matrices: dict[tuple[int, ...], list[str]] = {}
         self.others: list[str] = []

@@ -24,7 +24,14 @@ from transcripts import generate  # noqa: E402
 ROOT = Path(__file__).resolve().parents[2]
 TOKENIZER = ROOT / "lumotree/embedded/tokenizer.json"
 END = 4089
-MARKERS = ("<|endoftext|>", "<|im_", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+MARKERS = (
+    "<|endoftext|>",
+    "<|im_",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+)
 
 
 def encode(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -45,7 +52,9 @@ def shard(path: Path, out: Path, chars: int, seed: int) -> str:
     code, code_starts = encode([r["text"] for r in rows])
     texts = list(generate(rows, seed + number, chars))
     chat, chat_starts = encode(texts)
-    np.savez(out / f"{name}.npz", code=code, code_starts=code_starts, chat=chat, chat_starts=chat_starts)
+    np.savez(
+        out / f"{name}.npz", code=code, code_starts=code_starts, chat=chat, chat_starts=chat_starts
+    )
     size = sum(len(r["text"].encode()) for r in rows)
     return f"{name} {len(code)} code tokens ({size} bytes), {len(chat)} conversation tokens in {len(texts)}"
 
@@ -57,13 +66,17 @@ def load(folder: Path, prefix: str) -> dict[str, np.ndarray]:
     for kind in ("code", "chat"):
         offsets = np.cumsum([0] + [len(p[kind]) for p in parts[:-1]])
         joined[kind] = np.concatenate([p[kind] for p in parts])
-        joined[f"{kind}_starts"] = np.concatenate([p[f"{kind}_starts"] + o for p, o in zip(parts, offsets, strict=True)])
+        joined[f"{kind}_starts"] = np.concatenate(
+            [p[f"{kind}_starts"] + o for p, o in zip(parts, offsets, strict=True)]
+        )
     return joined
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--corpus", type=Path, default=WORK / "corpus")
     parser.add_argument("--out", type=Path, default=WORK / "tokens")
     parser.add_argument("--chars", type=int, default=14_000_000, help="conversation text per shard")

@@ -13,7 +13,9 @@ CALL_FORM = (
 def call_text(call: dict) -> str:
     """One tool call with mapping arguments."""
     function = call["function"]
-    fields = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in function["arguments"].items())
+    fields = "".join(
+        f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in function["arguments"].items()
+    )
     return f"<tool_call>\n<function={function['name']}>\n{fields}</function>\n</tool_call>"
 
 
@@ -29,7 +31,10 @@ def render(messages: list[dict], tools: list[dict]) -> str:
         if role == "tool":
             first = messages[i - 1]["role"] != "tool"
             last = i + 1 == len(messages) or messages[i + 1]["role"] != "tool"
-            out.append(("<|im_start|>user\n" if first else "\n") + f"<tool_response>\n{content}\n</tool_response>")
+            out.append(
+                ("<|im_start|>user\n" if first else "\n")
+                + f"<tool_response>\n{content}\n</tool_response>"
+            )
             out.append("<|im_end|>\n" if last else "")
         elif role == "assistant":
             calls = "\n".join(call_text(c) for c in message.get("tool_calls", []))

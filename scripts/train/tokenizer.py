@@ -14,7 +14,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 
 sys.path.insert(0, str(Path(__file__).parent))
 from data import WORK, read_shard  # noqa: E402
@@ -70,10 +79,16 @@ def train(texts: Iterator[str]) -> Tokenizer:
 def save(tok: Tokenizer, folder: Path, context: int) -> None:
     """Write tokenizer.json (compact), tokenizer_config.json and the chat template."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tokenizer.json").write_text(json.dumps(json.loads(tok.to_str()), ensure_ascii=False, separators=(",", ":")))
+    (folder / "tokenizer.json").write_text(
+        json.dumps(json.loads(tok.to_str()), ensure_ascii=False, separators=(",", ":"))
+    )
     decoder = {
         str(tok.token_to_id(s)): {
-            "content": s, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False,
+            "content": s,
+            "lstrip": False,
+            "normalized": False,
+            "rstrip": False,
+            "single_word": False,
             "special": s in SPECIAL,
         }
         for s in (*SPECIAL, *MARKS)
@@ -95,7 +110,9 @@ def save(tok: Tokenizer, folder: Path, context: int) -> None:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--corpus", type=Path, default=WORK / "corpus")
     parser.add_argument("--out", type=Path, default=WORK.parent / "lumotree/embedded")
     parser.add_argument("--every", type=int, default=4, help="train on every n-th file")
@@ -105,7 +122,10 @@ def main() -> None:
     save(tok, args.out, args.context)
     texts = [r["text"] for r in read_shard(args.corpus / "held-out.jsonl.xz")[:300]]
     tokens = sum(len(e.ids) for e in tok.encode_batch(texts))
-    print(f"{sum(len(t.encode()) for t in texts) / tokens:.3f} bytes per token held out", file=sys.stderr)
+    print(
+        f"{sum(len(t.encode()) for t in texts) / tokens:.3f} bytes per token held out",
+        file=sys.stderr,
+    )
 
 
 if __name__ == "__main__":

@@ -31,7 +31,9 @@ class Text:
     """Token streams on the training device; draws windows of a fixed length."""
 
     def __init__(self, arrays: dict[str, np.ndarray], device: torch.device, seed: int) -> None:
-        self.tokens = {k: torch.from_numpy(arrays[k].astype(np.int16)).to(device) for k in ("code", "chat")}
+        self.tokens = {
+            k: torch.from_numpy(arrays[k].astype(np.int16)).to(device) for k in ("code", "chat")
+        }
         self.starts = {k: arrays[f"{k}_starts"] for k in ("code", "chat")}
         self.turns = turn_ends(arrays["chat"])
         self.rng, self.device = np.random.default_rng(seed), device
@@ -68,7 +70,10 @@ class Text:
         chats = int(rows * chat)
         picked = ends[self.rng.integers(len(ends), size=chats)]
         out = [self.window("chat", int(e) - length, length) for e in picked]
-        return torch.stack(out + [self.window("code", self.place("code", length), length) for _ in range(rows - chats)])
+        return torch.stack(
+            out
+            + [self.window("code", self.place("code", length), length) for _ in range(rows - chats)]
+        )
 
 
 def turn_ends(stream: np.ndarray) -> np.ndarray:
@@ -83,10 +88,14 @@ def turn_ends(stream: np.ndarray) -> np.ndarray:
 class Trainer:
     """Runs the stages of a recipe."""
 
-    def __init__(self, recipe: dict, text: Text, held: Text, run: Path, device: torch.device, compiled: bool) -> None:
+    def __init__(
+        self, recipe: dict, text: Text, held: Text, run: Path, device: torch.device, compiled: bool
+    ) -> None:
         self.recipe, self.text, self.held, self.run_dir = recipe, text, held, run
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        params = {k: v.to(device).requires_grad_() for k, v in initial(Shape(), recipe["seed"]).items()}
+        params = {
+            k: v.to(device).requires_grad_() for k, v in initial(Shape(), recipe["seed"]).items()
+        }
         self.net, self.plain = Net(params, Shape(), compiled), Net(params, Shape())
         self.optim = Optimizer(params, recipe["muon_lr"], recipe["adam_lr"], recipe["weight_decay"])
         self.stage = self.step = self.total = 0
@@ -104,7 +113,10 @@ class Trainer:
         main = self.net.hard_loss(h, emb, ids[:, 1 : length + 1]).mean()
         (m,) = self.net.predict(h, ids, 1)
         mtp = self.net.hard_loss(m, emb, ids[:, 2 : length + 2]).mean()
-        return main + self.recipe["mtp_joint_weight"] * mtp, {"loss": main.detach(), "mtp1": mtp.detach()}
+        return main + self.recipe["mtp_joint_weight"] * mtp, {
+            "loss": main.detach(),
+            "mtp1": mtp.detach(),
+        }
 
     def draft_loss(self, ids: Tensor, length: int, weight: Tensor) -> tuple[Tensor, dict]:
         """Five prediction steps against the frozen trunk; ``weight`` [length] marks the text that counts."""
@@ -113,7 +125,9 @@ class Trainer:
             h = self.net.trunk(ids[:, :length], self.dtype)
         total, norm, metrics = 0.0, 0.0, {}
         for k, m in enumerate(self.net.predict(h, ids, depth), 1):
-            target = torch.cat((h[:, k:], h[:, :k]), 1)  # the last k rows have no target and weigh nothing
+            target = torch.cat(
+                (h[:, k:], h[:, :k]), 1
+            )  # the last k rows have no target and weigh nothing
             loss, agree = self.net.soft_loss(m, target, emb, self.recipe["draft_choice_weight"])
             w = weight.clone()
             w[length - k :] = 0
@@ -128,7 +142,9 @@ class Trainer:
     def rate(self, stage: dict, fraction: float) -> float:
         """Learning-rate multiplier."""
         first, last = stage["rate"]
-        return (first + (last - first) * fraction) * min(1.0, (self.total + 1) / self.recipe["warmup_steps"])
+        return (first + (last - first) * fraction) * min(
+            1.0, (self.total + 1) / self.recipe["warmup_steps"]
+        )
 
     def batch(self, stage: dict) -> tuple[Tensor, Tensor | None]:
         """Token rows with room for the draft targets, and their weights."""
@@ -150,10 +166,19 @@ class Trainer:
         rows = []
         for _ in range(conf["rounds"]):
             ids = self.text.prefixes(conf["sequences"], prefix, stage["chat"])
-            temps = torch.tensor(conf["temperatures"], device=ids.device).repeat(len(ids))[: len(ids)]
+            temps = torch.tensor(conf["temperatures"], device=ids.device).repeat(len(ids))[
+                : len(ids)
+            ]
             rows.append(continue_rows(self.plain, ids, conf["new"], temps, self.dtype).short())
         self.sampled = torch.cat(rows)
-        self.write({"event": "sampled", "rows": len(self.sampled), "new": conf["new"], "seconds": time.time() - began})
+        self.write(
+            {
+                "event": "sampled",
+                "rows": len(self.sampled),
+                "new": conf["new"],
+                "seconds": time.time() - began,
+            }
+        )
         if self.text.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -167,8 +192,15 @@ class Trainer:
 
     def save(self, name: str = "checkpoint.pt") -> None:
         """Everything needed to resume."""
-        state = {"params": {k: v.detach() for k, v in self.net.p.items()}, "optim": self.optim.state_dict(), "stage": self.stage,
-                 "step": self.step, "total": self.total, "steps": self.steps, "sampled": self.sampled}
+        state = {
+            "params": {k: v.detach() for k, v in self.net.p.items()},
+            "optim": self.optim.state_dict(),
+            "stage": self.stage,
+            "step": self.step,
+            "total": self.total,
+            "steps": self.steps,
+            "sampled": self.sampled,
+        }
         torch.save(state, self.run_dir / "next.pt")
         (self.run_dir / "next.pt").rename(self.run_dir / name)
 
@@ -194,7 +226,9 @@ class Trainer:
         marks: dict[int, float] = {}
         while not steps or self.step < steps:
             ids, weight = self.batch(stage)
-            loss, metrics = self.draft_loss(ids, length, weight) if draft else self.trunk_loss(ids, length)
+            loss, metrics = (
+                self.draft_loss(ids, length, weight) if draft else self.trunk_loss(ids, length)
+            )
             loss.backward()
             self.optim.step(self.rate(stage, self.step / steps if steps else 0.0))
             self.step, self.total = self.step + 1, self.total + 1
@@ -207,18 +241,41 @@ class Trainer:
                     steps = TIMED + max(1, int((stage["seconds"] - (marks[TIMED] - began)) / each))
                     self.steps[stage["name"]] = steps
                     speed = stage["rows"] * length / each
-                    self.write({"event": "timed", "stage": stage["name"], "step_ms": each * 1e3, "tokens_per_s": speed, "steps": steps})
+                    self.write(
+                        {
+                            "event": "timed",
+                            "stage": stage["name"],
+                            "step_ms": each * 1e3,
+                            "tokens_per_s": speed,
+                            "steps": steps,
+                        }
+                    )
             if self.step % stage.get("log", 25) == 0 or self.step == 1:
                 row = {k: float(v) for k, v in metrics.items()}
                 if self.step % stage.get("check", 500) == 0:
                     row |= self.check(stage)
-                self.write({"stage": stage["name"], "step": self.step, "tokens": self.step * stage["rows"] * length, **row})
+                self.write(
+                    {
+                        "stage": stage["name"],
+                        "step": self.step,
+                        "tokens": self.step * stage["rows"] * length,
+                        **row,
+                    }
+                )
                 if not np.isfinite(row["loss"]):
                     raise FloatingPointError(f"loss is {row['loss']} at step {self.step}")
             if time.time() - saved > 60:
                 self.save()
                 saved = time.time()
-        self.write({"event": "stage end", "stage": stage["name"], "steps": steps, "seconds": time.time() - began, **self.check(stage)})
+        self.write(
+            {
+                "event": "stage end",
+                "stage": stage["name"],
+                "steps": steps,
+                "seconds": time.time() - began,
+                **self.check(stage),
+            }
+        )
 
     def check(self, stage: dict) -> dict:
         """Losses on held-out rows of the stage's own shape, code and conversations apart."""
@@ -226,9 +283,13 @@ class Trainer:
         for kind, share in (("code", 0.0), ("chat", 1.0)):
             self.held.rng = np.random.default_rng(1)
             self.held.queue.clear()
-            ids = self.held.batch(stage["rows"], stage["length"] + self.recipe["draft_depth"] + 1, share)
+            ids = self.held.batch(
+                stage["rows"], stage["length"] + self.recipe["draft_depth"] + 1, share
+            )
             if stage["kind"] == "draft":
-                _, metrics = self.draft_loss(ids, stage["length"], torch.ones(stage["length"], device=ids.device))
+                _, metrics = self.draft_loss(
+                    ids, stage["length"], torch.ones(stage["length"], device=ids.device)
+                )
             else:
                 _, metrics = self.trunk_loss(ids, stage["length"])
             out |= {f"held_{kind}_{k}": float(v) for k, v in metrics.items()}
@@ -247,12 +308,17 @@ class Trainer:
 
     def export(self, name: str) -> None:
         """Weights in bfloat16."""
-        save_file({k: v.detach().to("cpu", torch.bfloat16).contiguous() for k, v in self.net.p.items()}, self.run_dir / name)
+        save_file(
+            {k: v.detach().to("cpu", torch.bfloat16).contiguous() for k, v in self.net.p.items()},
+            self.run_dir / name,
+        )
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     here = Path(__file__).parent
     parser.add_argument("--recipe", type=Path, default=here / "recipe.json")
     parser.add_argument("--tokens", type=Path, default=here.parents[1] / ".train/tokens")
@@ -267,11 +333,20 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = True
     torch._dynamo.config.cache_size_limit = 64
     text, held = (Text(load(args.tokens, p), device, recipe["seed"]) for p in ("train", "held-out"))
-    trainer = Trainer(recipe, text, held, args.run, device, compiled=device.type == "cuda" and not args.eager)
+    trainer = Trainer(
+        recipe, text, held, args.run, device, compiled=device.type == "cuda" and not args.eager
+    )
     if args.resume and (args.run / "checkpoint.pt").exists():
         trainer.resume()
     sizes = {k: len(v) for k, v in text.tokens.items()}
-    trainer.write({"event": "start", "parameters": sum(p.numel() for p in trainer.net.p.values()), "tokens": sizes, "torch": torch.__version__})
+    trainer.write(
+        {
+            "event": "start",
+            "parameters": sum(p.numel() for p in trainer.net.p.values()),
+            "tokens": sizes,
+            "torch": torch.__version__,
+        }
+    )
     trainer.run()
 
 

@@ -65,12 +65,19 @@ def inspect(path: str, text: str) -> Source | None:
     lines = text.split("\n")
     items = []
     for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and node.end_lineno:
+        if (
+            isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+            and node.end_lineno
+        ):
             body = node.body[0].lineno - 1
-            if body > node.lineno - 1 and node.end_lineno - node.lineno <= (130 if not isinstance(node, ast.ClassDef) else 400):
+            if body > node.lineno - 1 and node.end_lineno - node.lineno <= (
+                130 if not isinstance(node, ast.ClassDef) else 400
+            ):
                 indent = re.match(r"\s*", lines[body]).group()
                 if indent:
-                    items.append(Function(node.name, node, node.lineno - 1, node.end_lineno, body, indent))
+                    items.append(
+                        Function(node.name, node, node.lineno - 1, node.end_lineno, body, indent)
+                    )
     return Source(path, text, items) if items else None
 
 
@@ -97,12 +104,20 @@ class Conversation:
         self.messages.append({"role": "assistant", "content": remark, "tool_calls": [call]})
         if len(output) > OUTPUT_CHARS:
             cut = len(output) - OUTPUT_CHARS
-            output = output[: OUTPUT_CHARS // 2] + f"\n[... {cut} characters left out ...]\n" + output[-OUTPUT_CHARS // 2 :]
-        self.messages.append({"role": "tool", "content": f"exit code: {code}\n{output}".rstrip("\n")})
+            output = (
+                output[: OUTPUT_CHARS // 2]
+                + f"\n[... {cut} characters left out ...]\n"
+                + output[-OUTPUT_CHARS // 2 :]
+            )
+        self.messages.append(
+            {"role": "tool", "content": f"exit code: {code}\n{output}".rstrip("\n")}
+        )
 
     def end(self, options: list[str]) -> None:
         """The closing message of a task."""
-        self.messages.append({"role": "assistant", "content": self.rng.choice(options).format(**self.facts)})
+        self.messages.append(
+            {"role": "assistant", "content": self.rng.choice(options).format(**self.facts)}
+        )
 
     # -- looking
 
@@ -111,16 +126,28 @@ class Conversation:
         hit = re.compile(rf"\b{re.escape(word)}\b")
         rows = [(src.path, i + 1, line) for i, line in enumerate(src.lines) if hit.search(line)]
         if self.rng.random() < 0.6:
-            self.call(remark, f'grep -n "{word}" {src.path}', "\n".join(f"{n}:{line}" for _, n, line in rows[:40]))
+            self.call(
+                remark,
+                f'grep -n "{word}" {src.path}',
+                "\n".join(f"{n}:{line}" for _, n, line in rows[:40]),
+            )
             return
         for other in self.files[:12]:
             if other is not src:
-                rows += [(other.path, i + 1, line) for i, line in enumerate(other.lines) if hit.search(line)][:4]
+                rows += [
+                    (other.path, i + 1, line)
+                    for i, line in enumerate(other.lines)
+                    if hit.search(line)
+                ][:4]
         flag = self.rng.choice(["grep -rn", "grep -rnw", "git grep -n"])
         place = "" if flag.startswith("git") else f" {self.pkg}/"
         tail = self.rng.choice(["", " | head -20"])
         rows = sorted(rows)[:20]
-        self.call(remark, f'{flag} "{word}"{place}{tail}', "\n".join(f"{p}:{n}:{line}" for p, n, line in rows))
+        self.call(
+            remark,
+            f'{flag} "{word}"{place}{tail}',
+            "\n".join(f"{p}:{n}:{line}" for p, n, line in rows),
+        )
 
     def show(self, src: Source, item: Function, remark: list[str]) -> None:
         """Print the function, the surroundings or the file."""
@@ -147,10 +174,22 @@ class Conversation:
         rng = self.rng
         if rng.random() < 0.2:
             folder = src.path.rsplit("/", 1)[0]
-            near = sorted({n[len(folder) + 1 :].split("/")[0] for n in self.names if n.startswith(folder + "/")})
+            near = sorted(
+                {
+                    n[len(folder) + 1 :].split("/")[0]
+                    for n in self.names
+                    if n.startswith(folder + "/")
+                }
+            )
             self.call(say.LOOK, f"ls {folder}", "\n".join(near[:60]))
         if rng.random() < 0.65:
-            self.grep(src, rng.choice([f"def {item.name}", item.name, item.name]) if not isinstance(item.node, ast.ClassDef) else f"class {item.name}", say.LOOK)
+            self.grep(
+                src,
+                rng.choice([f"def {item.name}", item.name, item.name])
+                if not isinstance(item.node, ast.ClassDef)
+                else f"class {item.name}",
+                say.LOOK,
+            )
             self.show(src, item, say.MORE)
         else:
             self.show(src, item, say.LOOK)
@@ -159,7 +198,15 @@ class Conversation:
 
     # -- editing
 
-    def edit(self, src: Source, old: list[str], new: list[str], start: int, remark: list[str], item: Function) -> Source:
+    def edit(
+        self,
+        src: Source,
+        old: list[str],
+        new: list[str],
+        start: int,
+        remark: list[str],
+        item: Function,
+    ) -> Source:
         """Turn old lines into new ones with one of several kinds of command; return the new file."""
         rng, path, mark = self.rng, src.path, self.mark
         lines = src.lines
@@ -179,8 +226,15 @@ class Conversation:
             )
             self.call(remark, command, "")
             return after
-        if kind < 0.5 and len(old) == 1 and len(new) == 1 and not re.search(r"[/&\\\[\]*.^$']", old_text + new_text):
-            self.call(remark, f"sed -i '{start + 1}s/{old_text.strip()}/{new_text.strip()}/' {path}", "")
+        if (
+            kind < 0.5
+            and len(old) == 1
+            and len(new) == 1
+            and not re.search(r"[/&\\\[\]*.^$']", old_text + new_text)
+        ):
+            self.call(
+                remark, f"sed -i '{start + 1}s/{old_text.strip()}/{new_text.strip()}/' {path}", ""
+            )
             return after
         style = rng.randrange(3)
         if style == 0:
@@ -195,34 +249,56 @@ class Conversation:
     def diff(self, before: Source, after: Source) -> str:
         """What git diff prints."""
         a, b = before.lines, after.lines
-        rows = list(difflib.unified_diff(a, b, f"a/{before.path}", f"b/{before.path}", lineterm="", n=3))
+        rows = list(
+            difflib.unified_diff(a, b, f"a/{before.path}", f"b/{before.path}", lineterm="", n=3)
+        )
         index = f"index {self.rng.getrandbits(28):07x}..{self.rng.getrandbits(28):07x} 100644"
         return "\n".join([f"diff --git a/{before.path} b/{before.path}", index, *rows])
 
     def check(self, before: Source, after: Source, item: Function) -> None:
         """One or two commands that look at the result."""
         rng = self.rng
-        kinds = rng.sample(["diff", "compile", "pytest", "reread"], k=rng.choice([1, 1, 2]), counts=[4, 2, 3, 1])
+        kinds = rng.sample(
+            ["diff", "compile", "pytest", "reread"], k=rng.choice([1, 1, 2]), counts=[4, 2, 3, 1]
+        )
         for kind in dict.fromkeys(kinds):
             if kind == "diff":
-                self.call(say.CHECK, rng.choice(["git diff", "git diff", f"git diff {before.path}"]), self.diff(before, after))
+                self.call(
+                    say.CHECK,
+                    rng.choice(["git diff", "git diff", f"git diff {before.path}"]),
+                    self.diff(before, after),
+                )
             elif kind == "compile":
                 self.call(say.CHECK, f"python -m py_compile {before.path}", "")
             elif kind == "pytest":
-                self.call(say.CHECK, f"python -m pytest -q {rng.choice([self.facts['test'], 'tests'])}", self.passed())
+                self.call(
+                    say.CHECK,
+                    f"python -m pytest -q {rng.choice([self.facts['test'], 'tests'])}",
+                    self.passed(),
+                )
             else:
                 last = item.end + len(after.lines) - len(before.lines)
-                self.call(say.CHECK, f"sed -n '{item.first + 1},{last}p' {before.path}", "\n".join(after.lines[item.first : last]))
+                self.call(
+                    say.CHECK,
+                    f"sed -n '{item.first + 1},{last}p' {before.path}",
+                    "\n".join(after.lines[item.first : last]),
+                )
 
     def passed(self) -> str:
         """A green test run."""
         count = self.rng.choice([1, 2, 3, 4, 6, 8, 11, 14, 19, 23, 37, 52])
-        return "." * count + " " * 0 + f"{' ' * max(1, 66 - count)}[100%]\n{count} passed in {self.rng.uniform(0.02, 4):.2f}s"
+        return (
+            "." * count
+            + " " * 0
+            + f"{' ' * max(1, 66 - count)}[100%]\n{count} passed in {self.rng.uniform(0.02, 4):.2f}s"
+        )
 
 
 def words(name: str) -> str:
     """A sentence out of a function's name."""
-    parts = [p for p in re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower().split("_") if p] or ["this"]
+    parts = [p for p in re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower().split("_") if p] or [
+        "this"
+    ]
     verb = say.VERBS.get(parts[0])
     rest = " ".join(parts[1:] if verb else parts)
     return f"{verb} the {rest}." if verb and rest else f"Return the {rest}." if rest else f"{verb}."
@@ -230,12 +306,20 @@ def words(name: str) -> str:
 
 def arguments(item: Function) -> list[str]:
     """Argument names without self and cls."""
-    return [a.arg for a in getattr(item.node, "args", ast.arguments([], [], None, [], [], None, [])).args if a.arg not in ("self", "cls")]
+    return [
+        a.arg
+        for a in getattr(item.node, "args", ast.arguments([], [], None, [], [], None, [])).args
+        if a.arg not in ("self", "cls")
+    ]
 
 
 def local_names(item: Function) -> list[str]:
     """Names assigned in the body that a rename can reach safely."""
-    found = [n.id for n in ast.walk(item.node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    found = [
+        n.id
+        for n in ast.walk(item.node)
+        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    ]
     return sorted({n for n in found if n not in arguments(item) and 1 <= len(n) <= 14 and n != "_"})
 
 
@@ -243,18 +327,62 @@ def simple_default(item: Function) -> list[tuple[str, str, str]]:
     """(argument, old default, new default) for plain constants on one line."""
     args = item.node.args
     out = []
-    for arg, value in zip(args.args[-len(args.defaults) :] if args.defaults else [], args.defaults, strict=False):
+    for arg, value in zip(
+        args.args[-len(args.defaults) :] if args.defaults else [], args.defaults, strict=False
+    ):
         if isinstance(value, ast.Constant) and value.lineno == value.end_lineno:
             v = value.value
-            new = {True: "False", False: "True"}.get(v) if isinstance(v, bool) else "True" if v is None else str(v * 2 or 1) if isinstance(v, int) else None
+            new = (
+                {True: "False", False: "True"}.get(v)
+                if isinstance(v, bool)
+                else "True"
+                if v is None
+                else str(v * 2 or 1)
+                if isinstance(v, int)
+                else None
+            )
             if new:
                 out.append((arg.arg, repr(v), new))
     return out
 
 
-SWAPS = [(" == ", " != "), (" is None", " is not None"), (" < ", " <= "), (" and ", " or "), (" not in ", " in "), (" + ", " - "), ("True", "False"),
-         (" > ", " < "), (" is not None", " is None"), ("[0]", "[1]"), ("return not ", "return "), (" or ", " and "), ("if not ", "if "), ("+ 1", "- 1"), (" >= ", " > ")]
-NEW_NAMES = ["result", "value", "items", "found", "rows", "entry", "current", "total", "names", "pieces", "target", "output", "index", "kept", "parts", "number", "first", "source"]
+SWAPS = [
+    (" == ", " != "),
+    (" is None", " is not None"),
+    (" < ", " <= "),
+    (" and ", " or "),
+    (" not in ", " in "),
+    (" + ", " - "),
+    ("True", "False"),
+    (" > ", " < "),
+    (" is not None", " is None"),
+    ("[0]", "[1]"),
+    ("return not ", "return "),
+    (" or ", " and "),
+    ("if not ", "if "),
+    ("+ 1", "- 1"),
+    (" >= ", " > "),
+]
+NEW_NAMES = [
+    "result",
+    "value",
+    "items",
+    "found",
+    "rows",
+    "entry",
+    "current",
+    "total",
+    "names",
+    "pieces",
+    "target",
+    "output",
+    "index",
+    "kept",
+    "parts",
+    "number",
+    "first",
+    "source",
+]
 HINTS = {bool: "bool", int: "int", float: "float", str: "str", type(None): "object | None"}
 
 
@@ -267,8 +395,17 @@ def task(c: Conversation, src: Source) -> Source | None:
     lines = src.lines
     args = [] if is_class else arguments(item)
     stem = src.path.rsplit("/", 1)[-1].removesuffix(".py").strip("_") or "init"
-    c.facts = {"fn": item.name, "path": src.path, "mod": src.path.removesuffix(".py").replace("/", "."), "pkg": c.pkg,
-               "test": f"tests/test_{stem}.py", "arg": rng.choice(args) if args else "", "old": "", "new": "", "n": ""}
+    c.facts = {
+        "fn": item.name,
+        "path": src.path,
+        "mod": src.path.removesuffix(".py").replace("/", "."),
+        "pkg": c.pkg,
+        "test": f"tests/test_{stem}.py",
+        "arg": rng.choice(args) if args else "",
+        "old": "",
+        "new": "",
+        "n": "",
+    }
     kinds = ["explain"]
     if is_class:
         kinds += ["method"] * 4
@@ -295,13 +432,35 @@ def task(c: Conversation, src: Source) -> Source | None:
         if not names:
             return None
         c.facts["old"] = rng.choice(names)
-        c.facts["new"] = rng.choice([n for n in NEW_NAMES + [c.facts["old"] + "s", "new_" + c.facts["old"]] if n not in "\n".join(old)] or ["renamed"])
-        new = [re.sub(rf"(?<![\w.\"']){re.escape(c.facts['old'])}\b(?!\s*=[^=].*,$)", c.facts["new"], line) for line in old]
+        c.facts["new"] = rng.choice(
+            [
+                n
+                for n in NEW_NAMES + [c.facts["old"] + "s", "new_" + c.facts["old"]]
+                if n not in "\n".join(old)
+            ]
+            or ["renamed"]
+        )
+        new = [
+            re.sub(
+                rf"(?<![\w.\"']){re.escape(c.facts['old'])}\b(?!\s*=[^=].*,$)", c.facts["new"], line
+            )
+            for line in old
+        ]
     elif kind == "guard":
-        check = rng.choice([f'raise ValueError("{c.facts["arg"]} must not be None")', f'raise ValueError(f"{item.name} needs {c.facts["arg"]}")'])
-        new[offset:offset] = [f"{item.indent}if {c.facts['arg']} is None:", f"{item.indent}    {check}"]
+        check = rng.choice(
+            [
+                f'raise ValueError("{c.facts["arg"]} must not be None")',
+                f'raise ValueError(f"{item.name} needs {c.facts["arg"]}")',
+            ]
+        )
+        new[offset:offset] = [
+            f"{item.indent}if {c.facts['arg']} is None:",
+            f"{item.indent}    {check}",
+        ]
     elif kind == "log":
-        new[offset:offset] = [f'{item.indent}logger.debug("{item.name}: {c.facts["arg"]}=%r", {c.facts["arg"]})']
+        new[offset:offset] = [
+            f'{item.indent}logger.debug("{item.name}: {c.facts["arg"]}=%r", {c.facts["arg"]})'
+        ]
     elif kind == "hints":
         line = old[0]
         for arg in item.node.args.args:
@@ -315,45 +474,95 @@ def task(c: Conversation, src: Source) -> Source | None:
                         hint = "object"
                     line = line.replace(default.group(), f"{arg.arg}: {hint} = {default.group(1)}")
                 else:
-                    line = re.sub(rf"([(,] ?){arg.arg}(?=[,)])", rf"\g<1>{arg.arg}: {hint}", line, count=1)
+                    line = re.sub(
+                        rf"([(,] ?){arg.arg}(?=[,)])", rf"\g<1>{arg.arg}: {hint}", line, count=1
+                    )
         if line.endswith("):") and "->" not in line and "return " not in "\n".join(old):
             line = line[:-1] + " -> None:"
         new[0] = line
     elif kind == "default":
         arg, before, after = rng.choice(simple_default(item))
         c.facts |= {"arg": arg, "old": before, "new": after}
-        new = [re.sub(rf"\b{arg}(\s*(?::[^=,]+)?=\s*){re.escape(before)}", rf"{arg}\g<1>{after}", line) if i <= offset else line for i, line in enumerate(old)]
+        new = [
+            re.sub(rf"\b{arg}(\s*(?::[^=,]+)?=\s*){re.escape(before)}", rf"{arg}\g<1>{after}", line)
+            if i <= offset
+            else line
+            for i, line in enumerate(old)
+        ]
     elif kind == "bug":
-        spots = [(i, a, b) for i in range(offset, len(old)) for a, b in SWAPS if a in old[i] and not old[i].lstrip().startswith(("#", '"', ">>>"))]
+        spots = [
+            (i, a, b)
+            for i in range(offset, len(old))
+            for a, b in SWAPS
+            if a in old[i] and not old[i].lstrip().startswith(("#", '"', ">>>"))
+        ]
         if not spots:
             return None
         i, a, b = rng.choice(spots)
         wrong = list(old)
         wrong[i] = old[i].replace(a, b, 1)
-        c.facts |= {"old": wrong[i].strip().replace("{", "").replace("}", ""), "new": old[i].strip().replace("{", "").replace("}", "")}
-        src = Source(src.path, "\n".join(lines[: item.first] + wrong + lines[item.end :]), src.items)
+        c.facts |= {
+            "old": wrong[i].strip().replace("{", "").replace("}", ""),
+            "new": old[i].strip().replace("{", "").replace("}", ""),
+        }
+        src = Source(
+            src.path, "\n".join(lines[: item.first] + wrong + lines[item.end :]), src.items
+        )
         old, new = wrong, old
     elif kind == "method":
-        stores = [n.attr for n in ast.walk(item.node) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store) and isinstance(n.value, ast.Name) and n.value.id == "self"]
+        stores = [
+            n.attr
+            for n in ast.walk(item.node)
+            if isinstance(n, ast.Attribute)
+            and isinstance(n.ctx, ast.Store)
+            and isinstance(n.value, ast.Name)
+            and n.value.id == "self"
+        ]
         shown = ", ".join(f"{a}={{self.{a}!r}}" for a in list(dict.fromkeys(stores))[:3])
         if "__repr__" in "\n".join(old):
             return None
-        new += ["", f"{item.indent}def __repr__(self):", f'{item.indent}    return f"{{type(self).__name__}}({shown})"']
+        new += [
+            "",
+            f"{item.indent}def __repr__(self):",
+            f'{item.indent}    return f"{{type(self).__name__}}({shown})"',
+        ]
     elif kind == "constant":
-        fresh = rng.choice([f"{item.name}_of", f"do_{item.name}", f"{item.name}_impl", f"_{item.name}", f"{item.name}_from"])
+        fresh = rng.choice(
+            [
+                f"{item.name}_of",
+                f"do_{item.name}",
+                f"{item.name}_impl",
+                f"_{item.name}",
+                f"{item.name}_from",
+            ]
+        )
         c.facts["new"] = fresh
     if kind not in ("explain", "test", "constant") and new == old:
         return None
     c.facts = {k: v.replace("{", "").replace("}", "") for k, v in c.facts.items()}
-    request = rng.choice(say.REQUESTS[kind]).format(**c.facts) + rng.choice(say.EXTRA if kind not in ("explain",) else [""])
+    request = rng.choice(say.REQUESTS[kind]).format(**c.facts) + rng.choice(
+        say.EXTRA if kind not in ("explain",) else [""]
+    )
     c.user((rng.choice(say.FOLLOW) if len(c.messages) > 1 else "") + request)
     if kind == "bug" and rng.random() < 0.6:
         line = next(n for n, (x, y) in enumerate(zip(old, new, strict=True)) if x != y)
-        fail = (f"F{' ' * 65}[100%]\n=================================== FAILURES ===================================\n"
-                f"{'_ test_' + item.name + ' _':_^80}\n\n{src.path}:{item.first + line + 1}: in {item.name}\n    {old[line].strip()}\n"
-                f"E   AssertionError\n=========================== short test summary info ============================\n"
-                f"FAILED {c.facts['test']}::test_{item.name} - AssertionError\n1 failed in {rng.uniform(0.02, 2):.2f}s")
-        c.call(["I run the test to see how it fails.", "First the failure.", "Let me reproduce it.", ""], f"python -m pytest -q {c.facts['test']}", fail, 1)
+        fail = (
+            f"F{' ' * 65}[100%]\n=================================== FAILURES ===================================\n"
+            f"{'_ test_' + item.name + ' _':_^80}\n\n{src.path}:{item.first + line + 1}: in {item.name}\n    {old[line].strip()}\n"
+            f"E   AssertionError\n=========================== short test summary info ============================\n"
+            f"FAILED {c.facts['test']}::test_{item.name} - AssertionError\n1 failed in {rng.uniform(0.02, 2):.2f}s"
+        )
+        c.call(
+            [
+                "I run the test to see how it fails.",
+                "First the failure.",
+                "Let me reproduce it.",
+                "",
+            ],
+            f"python -m pytest -q {c.facts['test']}",
+            fail,
+            1,
+        )
     c.look(src, item)
     if kind == "explain":
         if rng.random() < 0.6:
@@ -361,17 +570,36 @@ def task(c: Conversation, src: Source) -> Source | None:
         about = (doc or words(item.name)).strip().split("\n\n")[0].replace("\n", " ")
         about = re.sub(r"\s+", " ", about)
         takes = f" It takes {', '.join(f'`{a}`' for a in args)}." if args else ""
-        calls = [ast.unparse(n.func) for n in ast.walk(item.node) if isinstance(n, ast.Call) and isinstance(n.func, (ast.Name, ast.Attribute))]
-        uses = f" It calls {', '.join(f'`{x}`' for x in dict.fromkeys(x for x in calls if len(x) < 40) if x)}." if calls else ""
-        c.messages.append({"role": "assistant", "content": f"`{item.name}` in `{src.path}`: {about}{takes}{uses[:400]}"})
+        calls = [
+            ast.unparse(n.func)
+            for n in ast.walk(item.node)
+            if isinstance(n, ast.Call) and isinstance(n.func, (ast.Name, ast.Attribute))
+        ]
+        uses = (
+            f" It calls {', '.join(f'`{x}`' for x in dict.fromkeys(x for x in calls if len(x) < 40) if x)}."
+            if calls
+            else ""
+        )
+        c.messages.append(
+            {
+                "role": "assistant",
+                "content": f"`{item.name}` in `{src.path}`: {about}{takes}{uses[:400]}",
+            }
+        )
         return src
     if kind == "test":
         names = ", ".join(f'"{a.arg}"' for a in item.node.args.args)
         holder = "" if item.indent == "    " else "# a method: found through its module\n"
-        body = (f"import inspect\n\nfrom {c.facts['mod']} import {item.name}\n\n\n{holder}def test_{item.name}_arguments():\n"
-                f"    found = list(inspect.signature({item.name}).parameters)\n    assert found[:{len(item.node.args.args)}] == [{names}]\n")
+        body = (
+            f"import inspect\n\nfrom {c.facts['mod']} import {item.name}\n\n\n{holder}def test_{item.name}_arguments():\n"
+            f"    found = list(inspect.signature({item.name}).parameters)\n    assert found[:{len(item.node.args.args)}] == [{names}]\n"
+        )
         c.call(say.EDIT, f"cat > {c.facts['test']} <<'{c.mark}'\n{body}{c.mark}", "")
-        c.call(say.CHECK, f"python -m pytest -q {c.facts['test']}", "." + " " * 65 + f"[100%]\n1 passed in {rng.uniform(0.02, 2):.2f}s")
+        c.call(
+            say.CHECK,
+            f"python -m pytest -q {c.facts['test']}",
+            "." + " " * 65 + f"[100%]\n1 passed in {rng.uniform(0.02, 2):.2f}s",
+        )
         c.end(say.DONE[kind])
         return src
     if kind == "constant":
@@ -397,8 +625,12 @@ def task(c: Conversation, src: Source) -> Source | None:
             start += lead
             old, new = old[lead : len(old) - trail], new[lead : len(new) - trail]
         if old and rng.random() < 0.06:
-            c.call(say.EDIT, f"python - <<'{c.mark}'\ntext = open(\"{src.path}\").read()\nassert '''{old[0]} ''' in text\n{c.mark}",
-                   'Traceback (most recent call last):\n  File "<stdin>", line 2, in <module>\nAssertionError', 1)
+            c.call(
+                say.EDIT,
+                f"python - <<'{c.mark}'\ntext = open(\"{src.path}\").read()\nassert '''{old[0]} ''' in text\n{c.mark}",
+                'Traceback (most recent call last):\n  File "<stdin>", line 2, in <module>\nAssertionError',
+                1,
+            )
             c.show(src, item, say.FAILED)
         after = c.edit(src, old, new, start, say.BUG_EDIT if kind == "bug" else say.EDIT, item)
     c.check(src, after, item)
@@ -455,7 +687,9 @@ def generate(rows: list[dict], seed: int, target_chars: int) -> Iterator[str]:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("shard", type=Path)
     parser.add_argument("--show", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
