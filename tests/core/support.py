@@ -10,11 +10,14 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lumotree.decoder import PREFILL_CHUNK
+from lumotree.decoder import PREFILL_CHUNK, Decoder, DecoderConfig, Run
 from lumotree.draft import mtp
+from lumotree.draft.plan import Proposal
+from lumotree.engine import Engine
 from lumotree.model.hybrid import HybridModel
 from lumotree.model.rows import PrefillRows, TreeRows
 from lumotree.model.runner import RowRunner
+from lumotree.request import Generation, SamplingParams
 from lumotree.state import HybridState, Snapshot
 from lumotree.tree import TreeDescriptor, tree_from_name
 
@@ -27,6 +30,7 @@ def relative(ours: Tensor, theirs: Tensor) -> float:
     return ((ours.double() - theirs.double()).abs().max() / theirs.double().abs().max()).item()
 
 
+@torch.inference_mode()
 def poison(state: HybridState) -> None:
     """NaN into every buffer of a state slot."""
     caches = [cache for cache in (state.kv, state.mtp_kv) if cache is not None]
@@ -174,3 +178,72 @@ def parent_lists(draw: st.DrawFn, max_rows: int = 32) -> list[int]:
     seed = draw(st.integers(0, 2**16))
     choose = random.Random(seed)
     return [-1, *(choose.randrange(max(0, row - reach), row) for row in range(1, rows))]
+
+
+class Scripted(Decoder):
+    """A decoder whose drafts come from a known continuation instead of a drafter.
+
+    Each row continues its parent's text by the script's token with probability `right`, else by
+    another token; siblings never share one. `trees` take turns; `empty` is the share of steps
+    with no draft at all. The MTP head, where the decoder has one, runs as usual.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        config: DecoderConfig,
+        script: Sequence[int],
+        right: float = 1.0,
+        trees: Sequence[TreeDescriptor] = (),
+        empty: float = 0.0,
+    ) -> None:
+        super().__init__(engine.model, engine.tokenizer, config, engine.runner)
+        self.script, self.right, self.empty = list(script), right, empty
+        self.trees = list(trees) or [self.tree]
+
+    def propose(self, run: Run, state: HybridState) -> Proposal:
+        super().propose(run, state)
+        emitted = len(run.tokens) - run.prompt_tokens
+        choose = random.Random(len(run.tokens))
+        tree = self.trees[choose.randrange(len(self.trees))]
+        proposal = Proposal.root_only(tree, run.tokens[-1])
+        if choose.random() < self.empty:
+            return proposal
+        follows = [True] + [False] * (len(tree) - 1)
+        for row in range(1, len(tree)):
+            parent, place = tree.parents[row], emitted + tree.depth[row] - 1
+            if not tree.default_active[row] or not proposal.active[parent]:
+                continue
+            taken = {proposal.tokens[r] for r in tree.children[parent] if proposal.active[r]}
+            wanted = self.script[place] if place < len(self.script) else None
+            if follows[parent] and wanted not in taken | {None} and choose.random() < self.right:
+                proposal.put(row, wanted, "spine")
+                follows[row] = True
+            else:
+                other = choose.randrange(self.model.config.vocab_size)
+                if other not in taken | {wanted}:
+                    proposal.put(row, other, "spine")
+        return proposal
+
+
+@torch.inference_mode()
+def generate_with_state(
+    decoder: Decoder,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    conversation: str | None = None,
+) -> tuple[Generation, Snapshot, list[int]]:
+    """generate(), the state at its end, and the text that state holds."""
+    run, state = decoder.begin(prompt, params, conversation)
+    while run.finish_reason is None:
+        decoder.step(run, state)
+    return decoder._result(run), state.snapshot(tuple(run.tokens[: state.length])), run.tokens
+
+
+def plain(max_tokens: int, **changes) -> SamplingParams:
+    """Greedy without penalties, to the full length."""
+    fields = {"temperature": 0.0, "presence_penalty": 0.0, "ignore_eos": True} | changes
+    return SamplingParams(max_tokens=max_tokens, **fields)
+
+
+AR = DecoderConfig("root", 0, False)
