@@ -1,7 +1,7 @@
 """Training text: the Python sources inside pinned wheels of permissive packages.
 
     python scripts/train/data.py download        # pip fetches the wheels named in packages.json
-    python scripts/train/data.py build           # wheels -> corpus shards, held-out shard, sources.json
+    python scripts/train/data.py build           # wheels -> shards and sources.json
 
 A shard is an xz file of JSON lines ``{"pkg", "path", "text"}``. Files keep their order inside a
 package, so that a long training window sees neighbouring modules. Two whole packages and two per
@@ -80,7 +80,7 @@ def download(wheels: Path) -> None:
 
 
 def licence(archive: zipfile.ZipFile) -> str:
-    """The licence a wheel declares: the SPDX expression, else its classifiers, else the free field."""
+    """The licence a wheel declares: its expression, else its classifiers, else the free field."""
     meta = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
     header = HeaderParser().parsestr(archive.read(meta).decode("utf-8", "replace"))
     if header["License-Expression"]:

@@ -4,9 +4,9 @@
 
 Three measurements, all against the trunk's own first choice:
 forced       on held-out text, the chain is fed the real tokens;
-continued    on the trunk's own continuation of held-out prefixes, greedy and at temperature 0.6: the
-             chain is fed that continuation, which is what it drafted as long as it was right, so that
-             products of the conditional rates are acceptance of a real chain;
+continued    on the trunk's own continuation of held-out prefixes, greedy and at temperature 0.6:
+             the chain is fed that continuation, which is what it drafted while it was right: the
+             products of the conditional rates are the acceptance of a real chain;
 pre-norm     the first step fed the hidden state before the final norm, which must be worse.
 """
 

@@ -24,7 +24,10 @@ def gradients(
     scale: float,
     chunk: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dw and dg. q, k, v, do, dv, w [B, T, H, D]; h, dh [B, N, H, K, V]; g [B, T, H] in powers of two."""
+    """dq, dk, dw and dg.
+
+    q, k, v, do, dv, w [B, T, H, D]; h, dh [B, N, H, K, V]; g [B, T, H] in powers of two.
+    """
     kind = q.dtype
     q, k, v, do, dv = (x.unflatten(1, (-1, chunk)).transpose(2, 3) for x in (q, k, v, do, dv))
     g = g.float().unflatten(1, (-1, chunk)).transpose(2, 3)[..., None]

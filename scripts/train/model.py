@@ -141,7 +141,7 @@ def gdn_in(
     dt: Tensor,
     before: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """Norm, projections, causal convolution and gates; also the raw rows the next convolution needs."""
+    """Norm, projections, convolution and gates; also the raw rows the next convolution needs."""
     y, t = norm(x, w_norm), x.dtype
     raw = F.linear(y, qkv.to(t))
     width = conv.shape[-1]
@@ -222,7 +222,7 @@ def hard_loss(h: Tensor, emb: Tensor, target: Tensor) -> Tensor:
 
 
 def soft_loss(m: Tensor, h: Tensor, emb: Tensor, hard: float) -> tuple[Tensor, Tensor]:
-    """Cross-entropy against the trunk's distribution plus ``hard`` times against its choice; agreement."""
+    """Loss against the trunk's distribution plus ``hard`` times against its choice; agreement."""
     student = F.linear(m, emb.to(m.dtype)).float().log_softmax(-1)
     teacher = F.linear(h, emb.to(h.dtype)).float()
     best = teacher.argmax(-1, keepdim=True)
@@ -235,7 +235,8 @@ def chain_attention(
 ) -> Tensor:
     """Attention of a deeper draft step: first-depth keys up to its position, then its own chain.
 
-    q [B, H, L, D]; k1, v1 [B, 1, L, D] of depth 1; ks, vs [CHAIN, B, 1, L, D], of which ``live`` [CHAIN] count.
+    q [B, H, L, D]; k1, v1 [B, 1, L, D] of depth 1; ks, vs [CHAIN, B, 1, L, D], of which
+    ``live`` [CHAIN] count.
     """
     q = q * q.shape[-1] ** -0.5
     length = q.shape[2]
@@ -332,7 +333,7 @@ class Net:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
     def layers(self, ids: Tensor, dtype: torch.dtype, keep: bool = False) -> tuple[Tensor, list]:
-        """Hidden states before the final norm, and with ``keep`` the per-layer states for decoding."""
+        """Hidden states before the final norm; with ``keep`` also the states for decoding."""
         x = self.embed(ids, dtype)
         cos, sin = self.rope(torch.arange(ids.shape[1], device=ids.device))
         states = []

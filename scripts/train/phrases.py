@@ -1,7 +1,7 @@
-"""Wordings of the synthetic conversations: requests, remarks and summaries, filled with ``str.format``.
+"""Wordings of the synthetic conversations: requests, remarks, summaries; for ``str.format``.
 
-Fields: {fn} function, {path} file, {mod} dotted module, {arg} an argument, {new} a new name or value,
-{old} an old name or value, {pkg} package, {test} test file, {n} a count.
+Fields: {fn} function, {path} file, {mod} dotted module, {arg} an argument, {new} a new name or
+value, {old} an old name or value, {pkg} package, {test} test file, {n} a count.
 """
 
 REQUESTS = {
@@ -20,7 +20,8 @@ REQUESTS = {
     ],
     "guard": [
         "`{fn}` in `{path}` should refuse None for `{arg}` with a ValueError.",
-        "Calling {fn} with {arg}=None fails far away from the call. Add a check at the top ({path}).",
+        "Calling {fn} with {arg}=None fails far away from the call. Add a check at the "
+        "top ({path}).",
         "Please add a guard to {fn} in {path}: raise ValueError when {arg} is None.",
         "Make {fn} ({path}) fail early and clearly if {arg} is missing.",
     ],
@@ -38,7 +39,8 @@ REQUESTS = {
         "A test of `{fn}` fails since the last change to `{path}`. Find out why and repair it.",
         "{fn} gives wrong results. The code is in {path}. Please fix it.",
         "Something in {path} broke: see `{fn}`. Can you look at it and correct it?",
-        "`python -m pytest -q {test}` fails. I think it is {fn} in {path}. Fix the code, not the test.",
+        "`python -m pytest -q {test}` fails. I think it is {fn} in {path}. Fix the code, "
+        "not the test.",
         "Users report that {fn} ({path}) does the opposite of what it says. Please check.",
     ],
     "default": [
@@ -55,7 +57,8 @@ REQUESTS = {
     "test": [
         "Write a small test for `{fn}` from `{path}` in `{test}`.",
         "There is no test for {fn}. Please add one as {test}; the code is in {path}.",
-        "Add {test} with a first test that {fn} can be imported from {mod} and has the arguments it should.",
+        "Add {test} with a first test that {fn} can be imported from {mod} and has the "
+        "arguments it should.",
     ],
     "constant": [
         "Rename `{fn}` to `{new}` in `{path}`, with its uses in the same file.",
@@ -153,6 +156,12 @@ FAILED = [
     "The assertion failed, so the file differs from what I typed. I read it again.",
     "No match. I print the lines as they are.",
 ]
+REPRODUCE = [
+    "I run the test to see how it fails.",
+    "First the failure.",
+    "Let me reproduce it.",
+    "",
+]
 DONE = {
     "docstring": [
         "`{fn}` in `{path}` now has a docstring. Nothing else changed.",
@@ -160,7 +169,8 @@ DONE = {
         "Done: {fn} is documented in {path}.",
     ],
     "rename": [
-        "Inside `{fn}` the variable is now called `{new}`. Other functions in `{path}` are untouched.",
+        "Inside `{fn}` the variable is now called `{new}`. Other functions in `{path}` "
+        "are untouched.",
         "I renamed {old} to {new} in {fn}; behaviour is the same.",
         "Done. {fn} uses `{new}` throughout.",
     ],
@@ -179,7 +189,8 @@ DONE = {
         "I added one debug line to {fn} in {path}. It costs nothing unless debug logging is on.",
     ],
     "bug": [
-        "The fault was in `{fn}`: `{old}` stood where `{new}` belongs. It is corrected and the test passes.",
+        "The fault was in `{fn}`: `{old}` stood where `{new}` belongs. It is corrected "
+        "and the test passes.",
         "I fixed {fn} in {path}. One line was wrong: `{old}` instead of `{new}`.",
         "Repaired. The line in {fn} reads `{new}` again, and the tests pass.",
     ],

@@ -1,4 +1,4 @@
-"""Corpus shards -> token files: code in package order, and conversations generated from the same files.
+"""Corpus shards -> token files: code in package order, and conversations made of the same files.
 
     python scripts/train/prepare.py --corpus .train/corpus --out .train/tokens
 
@@ -56,7 +56,8 @@ def shard(path: Path, out: Path, chars: int, seed: int) -> str:
         out / f"{name}.npz", code=code, code_starts=code_starts, chat=chat, chat_starts=chat_starts
     )
     size = sum(len(r["text"].encode()) for r in rows)
-    return f"{name} {len(code)} code tokens ({size} bytes), {len(chat)} conversation tokens in {len(texts)}"
+    chats = f"{len(chat)} conversation tokens in {len(texts)}"
+    return f"{name} {len(code)} code tokens ({size} bytes), {chats}"
 
 
 def load(folder: Path, prefix: str) -> dict[str, np.ndarray]:

@@ -1,12 +1,13 @@
-"""The chat template in Python, for training text at speed; a test holds it equal to the template."""
+"""The chat template in Python, for training text at speed; a test holds the two equal."""
 
 from __future__ import annotations
 
 import json
 
+TOOLS_HEAD = "# Tools\n\nYou can call these functions:\n\n<tools>"
 CALL_FORM = (
-    "To call a function, end your message with:\n\n<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n"
-    "</parameter>\n</function>\n</tool_call>"
+    "To call a function, end your message with:\n\n<tool_call>\n<function=NAME>\n"
+    "<parameter=KEY>\nVALUE\n</parameter>\n</function>\n</tool_call>"
 )
 
 
@@ -22,10 +23,8 @@ def call_text(call: dict) -> str:
 def render(messages: list[dict], tools: list[dict]) -> str:
     """A whole conversation; contents are strings, a system message comes first."""
     listed = "".join("\n" + json.dumps(t, ensure_ascii=False) for t in tools)
-    out = [
-        f"<|im_start|>system\n{messages[0]['content']}\n\n# Tools\n\nYou can call these functions:\n\n<tools>{listed}\n"
-        f"</tools>\n\n{CALL_FORM}<|im_end|>\n"
-    ]
+    head = f"<|im_start|>system\n{messages[0]['content']}\n\n{TOOLS_HEAD}{listed}\n</tools>"
+    out = [f"{head}\n\n{CALL_FORM}<|im_end|>\n"]
     for i, message in enumerate(messages[1:], 1):
         role, content = message["role"], message["content"]
         if role == "tool":

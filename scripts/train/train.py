@@ -65,7 +65,7 @@ class Text:
         return torch.stack([self.window(k, self.place(k, length), length) for k in kinds])
 
     def prefixes(self, rows: int, length: int, chat: float) -> Tensor:
-        """Rows that end where generation should start: after an assistant header, or anywhere in code."""
+        """Rows that end where generation starts: after an assistant header, or anywhere in code."""
         ends = self.turns[self.turns >= length]
         chats = int(rows * chat)
         picked = ends[self.rng.integers(len(ends), size=chats)]
@@ -119,7 +119,7 @@ class Trainer:
         }
 
     def draft_loss(self, ids: Tensor, length: int, weight: Tensor) -> tuple[Tensor, dict]:
-        """Five prediction steps against the frozen trunk; ``weight`` [length] marks the text that counts."""
+        """Five prediction steps against the frozen trunk; ``weight`` [length] says what counts."""
         depth, emb = self.recipe["draft_depth"], self.net.p["model.embed_tokens.weight"]
         with torch.no_grad():
             h = self.net.trunk(ids[:, :length], self.dtype)
