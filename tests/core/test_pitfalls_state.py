@@ -45,7 +45,9 @@ def random_trees(count, seed=0):
     for _ in range(count):
         reach = choose.choice([1, 2, 4, 32])
         rows = choose.randint(2, 32)
-        trees.append(tree_of([-1, *(choose.randrange(max(0, i - reach), i) for i in range(1, rows))]))
+        trees.append(
+            tree_of([-1, *(choose.randrange(max(0, i - reach), i) for i in range(1, rows))])
+        )
     return trees
 
 
@@ -56,10 +58,10 @@ def random_trees(count, seed=0):
 def test_1_a_step_with_zero_drafts_is_an_ordinary_step(engines, empty):
     engine = engines("speaking")
     prompt, params = random_tokens(1, 40, 4000), plain(60)
-    reference, after, _ = generate_with_state(
-        engine.decoder(ARMS["mtp-3"]), prompt, params
+    reference, after, _ = generate_with_state(engine.decoder(ARMS["mtp-3"]), prompt, params)
+    decoder = Scripted(
+        engine, DecoderConfig("hydra27", 5, True), reference.token_ids, 0.7, (), empty
     )
-    decoder = Scripted(engine, DecoderConfig("hydra27", 5, True), reference.token_ids, 0.7, (), empty)
     made, ours, _ = generate_with_state(decoder, prompt, params)
     assert made.token_ids == reference.token_ids
     if empty == 1.0:
@@ -252,7 +254,9 @@ def test_6_a_prompt_that_ends_where_the_snapshot_does_is_computed_afresh(engines
     decoder.generate(prompt, params, conversation="a")
     short = decoder.generate(prompt[:256], params, conversation="a")
     assert short.prefix_reused_tokens == 0
-    assert short.token_ids == engines("speaking").decoder(AR).generate(prompt[:256], params).token_ids
+    assert (
+        short.token_ids == engines("speaking").decoder(AR).generate(prompt[:256], params).token_ids
+    )
 
 
 # 7

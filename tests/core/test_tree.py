@@ -85,7 +85,19 @@ def test_heavy_child_ties_go_to_the_lowest_row():
 
 @pytest.mark.parametrize(
     "name",
-    ["", "hydra", "chain-", "chain-x", "0", "-1,-1", "-1,1", "-1,0,5", "-1,0,", "-1,a", "chain-256"],
+    [
+        "",
+        "hydra",
+        "chain-",
+        "chain-x",
+        "0",
+        "-1,-1",
+        "-1,1",
+        "-1,0,5",
+        "-1,0,",
+        "-1,a",
+        "chain-256",
+    ],
 )
 def test_a_name_that_is_no_tree_is_refused(name):
     with pytest.raises(LumoTreeError):
@@ -137,7 +149,9 @@ def test_random_descriptor_keeps_its_promises(parents):
     for row in rows:
         path = tree.root_paths[row]
         assert path[0] == 0 and path[-1] == row and len(path) == tree.depth[row] + 1
-        assert all(tree.parents[below] == above for above, below in zip(path, path[1:], strict=False))
+        assert all(
+            tree.parents[below] == above for above, below in zip(path, path[1:], strict=False)
+        )
         slots = [tree.slots[r] for r in path]
         assert slots == sorted(slots), "path order is slot order"
     assert sorted(tree.slots) == list(rows)
