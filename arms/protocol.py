@@ -35,6 +35,7 @@ class ArmResult:
     e2e_s: float = 0.0
     steps: int | None = None
     accepted_by_depth: tuple[int, ...] = ()
+    accepted_by_row: tuple[int, ...] = ()
     accepted_by_source: dict[str, int] = field(default_factory=dict)
     phases_ms: dict[str, float] = field(default_factory=dict)
     finish_reason: str | None = None
@@ -54,6 +55,7 @@ class ArmResult:
             e2e_s=generation.e2e_s,
             steps=generation.steps,
             accepted_by_depth=tuple(generation.accepted_by_depth),
+            accepted_by_row=tuple(generation.accepted_by_row),
             accepted_by_source=dict(generation.accepted_by_source),
             phases_ms=dict(generation.phases_ms),
             finish_reason=generation.finish_reason,

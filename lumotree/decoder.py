@@ -75,6 +75,7 @@ class Run:
     pieces: list[str] = field(default_factory=list)
     output: list[int] = field(default_factory=list)
     accepted_by_depth: list[int] = field(default_factory=list)
+    accepted_by_row: list[int] = field(default_factory=list)
     accepted_by_source: dict[str, int] = field(default_factory=dict)
     phases_ms: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     first_token_at: float = 0.0
@@ -268,6 +269,9 @@ class Decoder:
     def _count(run: Run, proposal: Proposal, path: list[int]) -> None:
         depth = len(path) - 1
         run.accepted_by_depth += [0] * (depth - len(run.accepted_by_depth))
+        run.accepted_by_row += [0] * (len(proposal.tree) - len(run.accepted_by_row))
+        for row in path:
+            run.accepted_by_row[row] += 1
         for i, row in enumerate(path[1:]):
             run.accepted_by_depth[i] += 1
             source = proposal.source[row]
@@ -289,6 +293,7 @@ class Decoder:
             e2e_s=run.last_token_at - run.started,
             steps=run.steps,
             accepted_by_depth=run.accepted_by_depth,
+            accepted_by_row=run.accepted_by_row,
             accepted_by_source=run.accepted_by_source,
             phases_ms=run.phases_ms,
         )

@@ -65,7 +65,8 @@ class Generation:
     `ttft_s` runs from the call to the first emitted token (prefill and its selection);
     `e2e_s` to the last one. `token_ids` never holds a token after a stop; the end-of-text
     token itself is not among them but is counted in `completion_tokens`, as servers count it.
-    `accepted_by_depth[d]` is the number of steps whose accepted path reached depth d + 1.
+    `accepted_by_depth[d]` is the number of steps whose accepted path reached depth d + 1;
+    `accepted_by_row[i]` of those whose accepted path held row i of the tree (row 0 the root).
     """
 
     token_ids: list[int]
@@ -78,5 +79,6 @@ class Generation:
     e2e_s: float
     steps: int
     accepted_by_depth: list[int] = field(default_factory=list)
+    accepted_by_row: list[int] = field(default_factory=list)
     accepted_by_source: dict[str, int] = field(default_factory=dict)
     phases_ms: dict[str, float] = field(default_factory=dict)

@@ -33,6 +33,7 @@ class Row(BaseModel):
     decode_s: float = 0.0
     steps: int | None = None
     accepted_by_depth: list[int] = []
+    accepted_by_row: list[int] = []
     accepted_by_source: dict[str, int] = {}
     phases_ms: dict[str, float] = {}
     finish_reason: str | None = None
@@ -68,6 +69,7 @@ def make_row(arm: str, run: int, request_id: str, result: ArmResult) -> Row:
         decode_s=result.e2e_s - result.ttft_s,
         steps=result.steps,
         accepted_by_depth=list(result.accepted_by_depth),
+        accepted_by_row=list(result.accepted_by_row),
         accepted_by_source=result.accepted_by_source,
         phases_ms={phase: phases.get(phase, 0.0) for phase in PHASES} if phases else {},
         finish_reason=result.finish_reason,

@@ -165,6 +165,10 @@ def test_counts_add_up(speaking):
     assert set(made.accepted_by_source) <= set(SOURCES)
     assert made.accepted_by_depth == sorted(made.accepted_by_depth, reverse=True)
     assert made.accepted_by_depth[0] <= made.steps
+    by_depth = [0] * (max(decoder.tree.depth) + 1)
+    for count, depth in zip(made.accepted_by_row, decoder.tree.depth, strict=True):
+        by_depth[depth] += count
+    assert by_depth[: 1 + len(made.accepted_by_depth)] == [made.steps, *made.accepted_by_depth]
     cut = 1 + made.steps + accepted - made.completion_tokens
     assert 0 <= cut < 12, "only the last run may have been cut by max_tokens"
     assert [len(burst) for burst in bursts][0] == 1
