@@ -38,9 +38,14 @@ class KVCache:
         return self.keys.shape[2]
 
     def write(self, layer: int, slots: Tensor | slice, keys: Tensor, values: Tensor) -> None:
-        """Stores [n, kv_heads, head_dim] rows at `slots`."""
+        """Stores [n, kv_heads, head_dim] rows at `slots`; a value that is not finite becomes 0.
+
+        A draft row that overflowed would otherwise reach its siblings as 0 * inf. Its own hidden
+        row is not finite all the same.
+        """
+        values = values.transpose(0, 1).nan_to_num(0.0, 0.0, 0.0)
         self.keys[layer][:, slots] = keys.transpose(0, 1).float()
-        self.values[layer][:, slots] = values.transpose(0, 1).float()
+        self.values[layer][:, slots] = values.float()
 
     def move(self, source: Tensor, start: int) -> None:
         """Copies the slots `source` of every layer to start, start + 1, ... (read before write)."""

@@ -25,24 +25,32 @@ from lumotree.request import SamplingParams
 ROOT = Path(__file__).resolve().parent.parent
 
 
+class Clock(transformers.StoppingCriteria):
+    """Notes when each token is there; never stops."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def __call__(self, input_ids, scores, **_) -> torch.Tensor:
+        self.times.append(time.perf_counter())
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+
+
 def transformers_seconds(model, prompt: list[int], tokens: int) -> tuple[float, list[int]]:
     """Seconds between the first and the last of `tokens` generated tokens, and the ids."""
     ids = torch.tensor([prompt])
-
-    def run(count: int) -> tuple[float, list[int]]:
-        started = time.perf_counter()
-        out = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=count,
-            min_new_tokens=count,
-            do_sample=False,
-        )
-        return time.perf_counter() - started, out[0, len(prompt) :].tolist()
-
-    whole, generated = run(tokens)
-    first, _ = run(1)
-    return whole - first, generated
+    clock = Clock()
+    # No end-of-text id: every text runs to its full length, as in our arm.
+    settings = transformers.GenerationConfig(
+        max_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        generation_config=settings,
+        stopping_criteria=transformers.StoppingCriteriaList([clock]),
+    )
+    return clock.times[-1] - clock.times[0], out[0, len(prompt) :].tolist()
 
 
 def main() -> None:
@@ -59,6 +67,7 @@ def main() -> None:
     decoder = engine.decoder(DecoderConfig(tree="root", passes=0, suffix=False))
     oracle = transformers.AutoModelForCausalLM.from_pretrained(engine.folder, dtype=torch.float32)
     oracle.eval()
+    oracle.generation_config = transformers.GenerationConfig()
     params = SamplingParams(
         temperature=0.0, presence_penalty=0.0, max_tokens=args.tokens, ignore_eos=True
     )

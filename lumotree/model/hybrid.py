@@ -49,6 +49,7 @@ class HybridModel:
             config.head_dim,
             config.rotary_dim,
             config.rope_theta,
+            dtype,
             device,
         )
 

@@ -26,7 +26,7 @@ Take = Callable[[str, tuple[int, ...]], Tensor]
 class Rows(Protocol):
     """How the rows of one forward see the state. n counts padding rows too."""
 
-    angles: Tensor  # [n, 2, head_dim] float32, see ops.rope_table
+    angles: ops.RopeAngles
     count: int  # rows that are not padding; the recurrent part of a layer runs on these alone
 
     def conv(self, layer: int, x: Tensor, weight: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ class Rows(Protocol):
 
 
 class GatedDeltaNet:
-    """Linear-attention mixer; `layer` counts the GDN layers only."""
+    """Linear-attention mixer, added to the residual; `layer` counts the GDN layers only."""
 
     def __init__(self, config: ModelConfig, layer: int, take: Take) -> None:
         h, heads = config.hidden_size, config.linear_num_value_heads
@@ -67,11 +67,11 @@ class GatedDeltaNet:
         self.qk_scale = scale[:, None, None]
         self.l2_eps = self.a_neg.new_full((1,), L2_EPS)
 
-    def __call__(self, x: Tensor, rows: Rows) -> Tensor:
+    def __call__(self, x: Tensor, residual: Tensor, rows: Rows) -> Tensor:
         config, n = self.config, rows.count
         heads, key_heads = config.linear_num_value_heads, config.linear_num_key_heads
         qkv, z, b, a = ops.linear(x, self.in_proj)[:n].split_with_sizes(self.widths, -1)
-        mixed = rows.conv(self.layer, qkv, self.conv_weight).float()
+        mixed = ops.wide(rows.conv(self.layer, qkv, self.conv_weight))
         qk, v = mixed.split_with_sizes((2 * config.key_dim, config.value_dim), -1)
         qk = qk.view(n, 2, key_heads, config.linear_key_head_dim)
         qk = (qk * ops.inverse_norm(qk, self.l2_eps).mul_(self.qk_scale)).transpose(1, 2)
@@ -81,11 +81,11 @@ class GatedDeltaNet:
         out = rows.delta(self.layer, qk, v.view(n, heads, config.linear_value_head_dim), g, beta)
         z = z.reshape(n, heads, config.linear_value_head_dim)
         gated = ops.gated_rms_norm(out, z, self.norm).flatten(1)
-        return ops.linear(ops.pad_rows(gated, x.shape[0]), self.out_proj)
+        return ops.linear_add(residual, ops.pad_rows(gated, x.shape[0]), self.out_proj)
 
 
 class Attention:
-    """Gated full attention; `layer` counts the full-attention layers only."""
+    """Gated attention, added to the residual; `layer` counts the full-attention layers only."""
 
     def __init__(self, config: ModelConfig, layer: int, take: Take) -> None:
         h, d = config.hidden_size, config.head_dim
@@ -108,7 +108,7 @@ class Attention:
         self.partner = ops.rope_partner(d, config.rotary_dim, norms[0].device)
         self.o_proj = ops.pack_linear(take("o_proj.weight", (h, heads * d)))
 
-    def __call__(self, x: Tensor, rows: Rows) -> Tensor:
+    def __call__(self, x: Tensor, residual: Tensor, rows: Rows) -> Tensor:
         config, n, d = self.config, x.shape[0], self.config.head_dim
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         both = ops.linear(x, self.in_proj)
@@ -116,9 +116,9 @@ class Attention:
         qk, v, gate = both.split_with_sizes(widths, -1)
         qk = ops.rms_norm(qk.view(n, heads + kv_heads, d), self.qk_norm)
         q, k = ops.rope(qk, rows.angles, self.partner).split_with_sizes((heads, kv_heads), 1)
-        out = rows.attend(self.layer, q.float(), k, v.view(n, kv_heads, d))
-        gated = out.to(x.dtype).flatten(1) * torch.sigmoid(gate)
-        return ops.linear(gated, self.o_proj)
+        out = rows.attend(self.layer, ops.wide(q), k, v.view(n, kv_heads, d))
+        gated = ops.narrow(out, x.dtype).flatten(1) * torch.sigmoid(gate)
+        return ops.linear_add(residual, gated, self.o_proj)
 
 
 class MLP:
@@ -129,8 +129,8 @@ class MLP:
         )
         self.down = ops.pack_linear(take("down_proj.weight", shape[::-1]))
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return ops.linear(ops.swiglu(ops.linear(x, self.gate_up)), self.down)
+    def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
+        return ops.linear_add(residual, ops.swiglu(ops.linear(x, self.gate_up)), self.down)
 
 
 class DecoderLayer:
@@ -152,5 +152,5 @@ class DecoderLayer:
         self.mlp = MLP(config, lambda part, shape: take("mlp." + part, shape))
 
     def __call__(self, x: Tensor, rows: Rows) -> Tensor:
-        x = x + self.mixer(ops.rms_norm(x, self.input_norm), rows)
-        return x + self.mlp(ops.rms_norm(x, self.post_norm))
+        x = self.mixer(ops.rms_norm(x, self.input_norm), x, rows)
+        return self.mlp(ops.rms_norm(x, self.post_norm), x)

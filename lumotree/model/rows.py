@@ -35,7 +35,9 @@ class ScanStep:
 class TreeIndex:
     """Index tensors of one descriptor, made once: gathers, masks, slots and the scan's steps."""
 
-    def __init__(self, tree: TreeDescriptor, padded: int, width: int, device: torch.device) -> None:
+    def __init__(
+        self, tree: TreeDescriptor, padded: int, width: int, group: int, device: torch.device
+    ) -> None:
         n = len(tree)
         self.tree, self.padded = tree, padded
 
@@ -50,7 +52,9 @@ class TreeIndex:
         hidden = torch.ones(padded, n, dtype=torch.bool)
         for row, path in enumerate(paths):
             hidden[row, [tree.slots[r] for r in path]] = False
-        self.hidden = hidden.to(device)
+        # One row per query: each row has `group` query heads on a key head.
+        hidden = hidden.repeat_interleave(group, dim=0).to(device)
+        self.hidden = hidden if n > 1 else None
         self.slot_depth = [0] * n
         for row, slot in enumerate(tree.slots):
             self.slot_depth[slot] = tree.depth[row]
@@ -110,7 +114,7 @@ class TreeRows:
     ) -> None:
         self.index, self.cache, self.prefix, self.first = index, cache, prefix, first
         self.state, self.count = state, len(index.tree)
-        self.angles = rope.index_select(0, index.depth + prefix)
+        self.angles = ops.rope_angles(rope.index_select(0, index.depth + prefix))
         self.write_slots = (
             slice(prefix, prefix + self.count) if index.linear else index.slots + prefix
         )
@@ -177,8 +181,9 @@ def _scan(state: Tensor, operands: tuple[Tensor, ...], steps: list[ScanStep]) ->
 
     Operands are those of `TreeRows.delta` with rows in scan order, as is the result.
     """
-    query_key, v, decay, beta = (x.flatten(0, 1) for x in operands)
-    decay, beta = decay[:, None, None], beta[:, None]
+    query_key, v, decay, beta = operands
+    query_key, v = query_key.flatten(0, 1), v.flatten(0, 1)
+    decay, beta = decay.view(-1, 1, 1), beta.view(-1, 1)
     overlap = (query_key[:, 0] * query_key[:, 1]).sum(-1, keepdim=True)
     heads = state.shape[0]
     cut = state.new_empty(max(step.start + step.kept for step in steps), *state.shape)
@@ -235,7 +240,7 @@ class PrefillRows:
     ) -> None:
         self.cache, self.state, self.start, self.first = cache, state, start, first
         self.stop, self.count = start + count, count
-        self.angles = rope[start : self.stop]
+        self.angles = ops.rope_angles(rope[start : self.stop])
 
     def conv(self, layer: int, x: Tensor, weight: Tensor) -> Tensor:
         history = self.state.conv[layer]

@@ -23,7 +23,9 @@ class RowRunner:
 
     def __init__(self, model: HybridModel, mode: str, multiple: int) -> None:
         self.mode, self.multiple = mode, multiple
-        self._width = model.config.conv_kernel
+        config = model.config
+        self._width = config.conv_kernel
+        self._group = config.num_attention_heads // config.num_key_value_heads
         self._device = model.device
         self._indices: dict[tuple[TreeDescriptor, int], TreeIndex] = {}
 
@@ -36,7 +38,7 @@ class RowRunner:
             padded = max(padded, MATCHED_ROWS)
         key = (tree, padded)
         if key not in self._indices:
-            self._indices[key] = TreeIndex(tree, padded, self._width, self._device)
+            self._indices[key] = TreeIndex(tree, padded, self._width, self._group, self._device)
         return self._indices[key]
 
     def token_ids(self, tokens: Sequence[int], padded: int) -> Tensor:

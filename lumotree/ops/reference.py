@@ -9,7 +9,7 @@ Yang et al. 2024, arXiv 2412.06464).
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import NamedTuple
 
 import torch
@@ -24,6 +24,9 @@ MIN_KEYS = 16
 # Intra-chunk length of the chunked delta rule, as in its reference implementations.
 DELTA_CHUNK = 64
 
+# Cosine and sine of each row's position, [n, 1, head_dim] each.
+RopeAngles = tuple[Tensor, Tensor]
+
 
 def pack_linear(weight: Tensor) -> Tensor:
     """[out, in] weight -> the [in, out] right-hand side of `linear`.
@@ -36,12 +39,27 @@ def pack_linear(weight: Tensor) -> Tensor:
 
 def pad_rows(x: Tensor, rows: int) -> Tensor:
     """[n, d] -> [rows, d], padding rows zero: row counts at which products have equal bits."""
-    return x if x.shape[0] == rows else F.pad(x, (0, 0, 0, rows - x.shape[0]))
+    n, width = x.shape
+    return x if n == rows else torch.cat((x, x.new_zeros(rows - n, width)))
+
+
+def wide(x: Tensor) -> Tensor:
+    """x in float32. A cast that changes nothing still costs a dispatch, so it is left out."""
+    return x if x.dtype == torch.float32 else x.float()
+
+
+def narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x if x.dtype == dtype else x.to(dtype)
 
 
 def linear(x: Tensor, packed: Tensor) -> Tensor:
     """[n, in] @ [in, out] in the model dtype."""
     return torch.mm(x, packed)
+
+
+def linear_add(residual: Tensor, x: Tensor, packed: Tensor) -> Tensor:
+    """residual + x @ packed; one rounding to the model dtype, of the sum."""
+    return torch.addmm(residual, x, packed)
 
 
 class Norm(NamedTuple):
@@ -67,8 +85,8 @@ def inverse_norm(x: Tensor, eps: Tensor) -> Tensor:
 
 def rms_norm(x: Tensor, norm: Norm) -> Tensor:
     """RMSNorm in float32 over the last dim, result in x's dtype."""
-    wide = x.float()
-    return (wide * inverse_norm(wide, norm.eps)).mul_(norm.scale).to(x.dtype)
+    x32 = wide(x)
+    return narrow((x32 * inverse_norm(x32, norm.eps)).mul_(norm.scale), x.dtype)
 
 
 def gated_rms_norm(x: Tensor, gate: Tensor, norm: Norm) -> Tensor:
@@ -77,7 +95,7 @@ def gated_rms_norm(x: Tensor, gate: Tensor, norm: Norm) -> Tensor:
     x float32 [n, heads, dv], gate [n, heads, dv] in the model dtype, which the result takes.
     """
     normed = (x * inverse_norm(x, norm.eps)).mul_(norm.scale)
-    return normed.mul_(F.silu(gate.float())).to(gate.dtype)
+    return narrow(normed.mul_(F.silu(wide(gate))), gate.dtype)
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
@@ -87,19 +105,26 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 def rope_table(
-    positions: int, head_dim: int, rotary_dim: int, theta: float, device: torch.device
+    positions: int,
+    head_dim: int,
+    rotary_dim: int,
+    theta: float,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Tensor:
-    """[positions, 2, head_dim] float32: what each dim of a head is multiplied by in `rope`.
+    """[positions, 2, head_dim]: what each dim of a head is multiplied by in `rope`.
 
     Row 0 is the cosine of position * theta^(-2 i / rotary_dim), 1 past the rotary dims; row 1
-    the sine, negative in the first half, 0 past the rotary dims.
+    the sine, negative in the first half, 0 past the rotary dims. Computed in float32, rounded
+    to the model dtype, as the published model does.
     """
     exponent = torch.arange(0, rotary_dim, 2, dtype=torch.float, device=device) / rotary_dim
     inverse = 1.0 / (theta**exponent)
     angle = torch.arange(positions, dtype=torch.float, device=device)[:, None] * inverse
     cos, sin = angle.cos(), angle.sin()
     rest = angle.new_zeros(positions, head_dim - rotary_dim)
-    return torch.stack((torch.cat((cos, cos, rest + 1), 1), torch.cat((-sin, sin, rest), 1)), 1)
+    rows = (torch.cat((cos, cos, rest + 1), 1), torch.cat((-sin, sin, rest), 1))
+    return torch.stack(rows, 1).to(dtype)
 
 
 def rope_partner(head_dim: int, rotary_dim: int, device: torch.device) -> Tensor:
@@ -109,9 +134,14 @@ def rope_partner(head_dim: int, rotary_dim: int, device: torch.device) -> Tensor
     return torch.cat((dims[half:rotary_dim], dims[:half], dims[rotary_dim:]))
 
 
-def rope(x: Tensor, angles: Tensor, partner: Tensor) -> Tensor:
-    """Rotates the first dims of each head: x [n, heads, d], angles [n, 2, d] of `rope_table`."""
-    cos, sin = angles.to(x.dtype)[:, :, None].unbind(1)
+def rope_angles(rows: Tensor) -> RopeAngles:
+    """Rows of `rope_table`, [n, 2, head_dim], as `rope` wants them."""
+    return tuple(rows[:, :, None].unbind(1))
+
+
+def rope(x: Tensor, angles: RopeAngles, partner: Tensor) -> Tensor:
+    """Rotates the first dims of each head: x [n, heads, d]."""
+    cos, sin = angles
     return torch.addcmul(x * cos, x.index_select(-1, partner), sin)
 
 
@@ -121,8 +151,7 @@ def conv_taps(taps: Tensor, weight: Tensor) -> Tensor:
     taps [n, width, channels], oldest first; weight float32 [width, channels]. The few taps of
     a channel are added in order, oldest first, in float32, whatever the row count.
     """
-    total = (taps.float() * weight).sum(1)
-    return F.silu(total.to(taps.dtype))
+    return F.silu(narrow((wide(taps) * weight).sum(1), taps.dtype))
 
 
 def delta_gates(a: Tensor, b: Tensor, a_neg: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -132,10 +161,10 @@ def delta_gates(a: Tensor, b: Tensor, a_neg: Tensor, dt_bias: Tensor) -> tuple[T
     the published model does. Spelled with exp and log1p: on CPU, softplus and sigmoid give other
     bits in the last n * heads % 32 elements, which would make them depend on the row count.
     """
-    wide = a.float() + dt_bias
-    soft = torch.where(wide > 20, wide, wide.exp().log1p_())
-    beta = b.float().neg().exp_().add_(1).reciprocal_()
-    return soft.mul_(a_neg), beta.to(b.dtype).float()
+    step = wide(a) + dt_bias
+    soft = torch.where(step > 20, step, step.exp().log1p_())
+    beta = wide(b).neg().exp_().add_(1).reciprocal_()
+    return soft.mul_(a_neg), wide(narrow(beta, b.dtype))
 
 
 def delta_hold(state: Tensor, query_key: Tensor, decay: Tensor) -> Tensor:
@@ -162,7 +191,7 @@ def delta_write(
 ) -> Tensor:
     """out = decay S + k d^T, [B, dk, dv]; `out` may be `state`."""
     torch.mul(state, decay, out=out)
-    return out.add_(query_key[:, 1, :, None] * written[:, None, :])
+    return out.addcmul_(query_key[:, 1, :, None], written[:, None, :])
 
 
 def delta_chunk(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
@@ -203,17 +232,17 @@ def tree_attention(
     keys: Tensor,
     values: Tensor,
     prefix: int,
-    hidden: Tensor,
+    hidden: Tensor | None,
     later: Tensor | None,
     first: int = 0,
 ) -> Tensor:
     """Attention of tree rows over the prefix and their own root paths.
 
     q [n, heads, d] already scaled; keys, values float32 [kv_heads, prefix + slots, d], tree
-    keys in slot order after the prefix; hidden bool [n, slots]: keys the row must not see;
-    later bool [slots]: keys whose position lies past the key block that holds position
-    `prefix`, None when none does; keys before `first` are seen by nobody. Returns
-    [n, heads, d] float32.
+    keys in slot order after the prefix; hidden bool [n * group, slots]: keys a query must not
+    see, None when all see all; later bool [slots]: keys whose position lies past the key block
+    that holds position `prefix`, None when none does; keys before `first` are seen by nobody.
+    Returns [n, heads, d] float32.
 
     A key's weight is summed within the block of its absolute position, ancestors before
     descendants, blocks in order. So a row's sum is the one that decoding its path token by
@@ -221,47 +250,56 @@ def tree_attention(
     """
     n, heads, d = q.shape
     kv_heads, length, _ = keys.shape
-    group = heads // kv_heads
-    grouped = q.reshape(n, kv_heads, group, d).transpose(0, 1).reshape(kv_heads, n * group, d)
+    m = n * heads // kv_heads
+    if kv_heads > 1:
+        q = q.reshape(n, kv_heads, -1, d).transpose(0, 1)
+    queries = q.reshape(kv_heads, m, d).transpose(1, 2)
     some = F.pad(keys, (0, 0, 0, MIN_KEYS - length)) if length < MIN_KEYS else keys
-    scores = torch.matmul(some, grouped.transpose(1, 2))[:, :length].transpose(1, 2)
-    scores = scores.contiguous().view(kv_heads, n, group, length)
-    scores[..., prefix:].masked_fill_(hidden[:, None], float("-inf"))
+    scores = torch.bmm(some, queries)[:, :length].transpose(1, 2).contiguous()
+    if hidden is not None:
+        scores[..., prefix:].masked_fill_(hidden, float("-inf"))
     if first:
-        scores[..., :first] = float("-inf")
-    scores = scores.view(kv_heads, n * group, length)
-    weights = (scores - scores.amax(-1, keepdim=True)).exp_()
-    # A draft row that overflowed must not reach its siblings as 0 * inf.
-    values[:, prefix:].nan_to_num_(0.0, 0.0, 0.0)
+        scores[..., :first].fill_(float("-inf"))
+    weights = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
     start = prefix // KEY_BLOCK * KEY_BLOCK
-    tail = weights[..., start:]
+    tail, tail_values = weights[..., start:], values[:, start:]
     parts = []
     if start:
-        blocks = weights[..., :start].view(kv_heads, n * group, -1, KEY_BLOCK).transpose(1, 2)
-        parts += _weighted(blocks, values[:, :start].view(kv_heads, -1, KEY_BLOCK, d))
+        blocks = weights[..., :start].view(kv_heads, m, -1, KEY_BLOCK).transpose(1, 2)
+        block_values = values[:, :start].view(kv_heads, -1, KEY_BLOCK, d)
+        # One product per head: a batched one would first copy the whole cache to make it regular.
+        heads_parts = [_weighted(w, v) for w, v in zip(blocks, block_values, strict=True)]
+        sums, masses = (torch.stack(side, dim=1) for side in zip(*heads_parts, strict=True))
+        parts += zip(sums, masses, strict=True)
     if later is not None:
         past = torch.cat((later.new_zeros(prefix - start), later))
-        parts += _weighted((tail * ~past)[:, None], values[:, None, start:])
+        parts.append(_weighted(tail * ~past, tail_values))
         tail = tail * past
-    parts += _weighted(tail[:, None], values[:, None, start:])
+    parts.append(_weighted(tail, tail_values))
     total, mass = (reduce(torch.add, side) for side in zip(*parts, strict=True))
-    out = (total / mass).view(kv_heads, n, group, d)
-    return out.transpose(0, 1).reshape(n, heads, d)
+    out = total / mass
+    if kv_heads > 1:
+        out = out.view(kv_heads, n, -1, d).transpose(0, 1)
+    return out.reshape(n, heads, d)
 
 
-def _weighted(weights: Tensor, values: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Per key block: (weights @ values, sum of weights), both summed by the same kind of chain.
+def _weighted(weights: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """(weights @ values, sum of weights), both summed by the same kind of chain.
 
-    weights [kv_heads, blocks, m, keys], values [kv_heads, blocks, keys, d].
+    weights [b, m, keys], values [b, keys, d]; returns [b, m, d] and [b, m, 1].
     """
     missing = MIN_KEYS - weights.shape[-1]
     if missing > 0:
         weights, values = F.pad(weights, (0, missing)), F.pad(values, (0, 0, 0, missing))
-    ones = values.new_ones(values.shape[-2], 8)
-    # One product per head: a batched one would first copy the whole cache to make it regular.
-    sums = torch.stack([w @ v for w, v in zip(weights, values, strict=True)])
-    mass = torch.matmul(weights, ones)[..., :1]
-    return list(zip(sums.unbind(1), mass.unbind(1), strict=True))
+    b, _, keys = weights.shape
+    ones = _ones(values.device)[:keys].expand(b, keys, 8)
+    return torch.bmm(weights, values), torch.bmm(weights, ones)[..., :1]
+
+
+@lru_cache(maxsize=8)
+def _ones(device: torch.device) -> Tensor:
+    """float32 [keys, 8]: as many keys as one product of `_weighted` can have."""
+    return torch.ones(2 * KEY_BLOCK, 8, device=device)
 
 
 def prefill_attention(
