@@ -186,7 +186,8 @@ def _scan(state: Tensor, operands: tuple[Tensor, ...], steps: list[ScanStep]) ->
     decay, beta = decay.view(-1, 1, 1), beta.view(-1, 1)
     overlap = (query_key[:, 0] * query_key[:, 1]).sum(-1, keepdim=True)
     heads = state.shape[0]
-    cut = state.new_empty(max(step.start + step.kept for step in steps), *state.shape)
+    kept = max(step.start + step.kept for step in steps)
+    cut = state.new_empty(kept, *state.shape) if kept else None
     reads = []
     for step in steps:
         if step.carried is not None:
@@ -195,15 +196,19 @@ def _scan(state: Tensor, operands: tuple[Tensor, ...], steps: list[ScanStep]) ->
             before = cut.index_select(0, step.parents).flatten(0, 1)
         else:
             before = state
-        first, last, kept = (heads * i for i in (step.start, step.stop, step.kept))
-        qk, fall = query_key[first:last], decay[first:last]
+        here = [query_key, v, decay, beta, overlap]
+        if len(steps) > 1:
+            here = [x[step.start * heads : step.stop * heads] for x in here]
+        qk, value, fall, rate, shared = here
         held = ops.delta_hold(before, qk, fall)
-        written = ops.delta_value(held, v[first:last], beta[first:last])
-        reads.append(ops.delta_read(held, overlap[first:last], written))
-        if kept:
+        written = ops.delta_value(held, value, rate)
+        reads.append(ops.delta_read(held, shared, written))
+        if step.kept:
+            b = step.kept * heads
             after = cut[step.start : step.start + step.kept].flatten(0, 1)
-            ops.delta_write(before[:kept], qk[:kept], written[:kept], fall[:kept], out=after)
-    return torch.cat(reads).view(operands[1].shape)
+            ops.delta_write(before[:b], qk[:b], written[:b], fall[:b], out=after)
+    out = reads[0] if len(reads) == 1 else torch.cat(reads)
+    return out.view(operands[1].shape)
 
 
 def replay(recurrent: Tensor, operands: list[tuple[Tensor, ...]], rows: Tensor | slice) -> None:
