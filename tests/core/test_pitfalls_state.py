@@ -85,8 +85,11 @@ def test_2_replay_publishes_the_conv_history_too(engines):
     published = state.conv.clone()
     good = decode(model, runner, state, [5])
 
+    text = [*prompt, *(drafts[row] for row in path)]
+    whole, _ = prefill(model, text)
+    assert relative(published, whole.conv) < 1e-4
     state.restore(before)
-    decode(model, runner, state, [drafts[row] for row in path])
+    decode(model, runner, state, text[20:])
     assert torch.equal(state.conv, published)
     state.conv.copy_(before.conv)
     stale = decode(model, runner, state, [5])
