@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from lumotree.errors import LumoTreeError
-from replay.commands import corpus, plot, replay, tree
+from replay.commands import corpus, plot, replay, report, tree
 
 INTERRUPTED = 130
 
@@ -63,7 +63,9 @@ def root(
 
 
 replay.register(app)
+compare.register(app)
 plot.register(app)
+report.register(app)
 corpus.register(app)
 tree.register(app)
 

@@ -1,4 +1,4 @@
-"""`lumotree plot`: pictures of a run, from its saved summary."""
+"""`lumotree plot`: pictures of a run, from its saved files."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ def plot(
     out: Path = typer.Option(None, help="Where the pictures go. Default: into the run folder."),
     as_json: bool = typer.Option(False, "--json", help="Print the paths as JSON."),
 ) -> None:
-    """Draw rates with run ranges, and the shares of the phases in a step."""
+    """Draw the pictures of a run: rates, ratios, phases, survival, sources, tree and more.
+
+    Only what was measured is drawn; the paths of the PNG files are printed.
+    """
     from replay.plots import draw_run
     from replay.talk import print_json
 
-    paths = [str(path) for path in draw_run(run, out or run)]
+    paths = [str(path) for path in draw_run(run, out)]
     if as_json:
         print_json({"pictures": paths})
     else:

@@ -38,10 +38,9 @@ def draw(view: RunView) -> Any | None:
         high = max(rate, *spread)
         axes.plot([min(spread), max(spread)], [row, row], color=INK, linewidth=1.1)
         axes.plot(runs, [row] * len(runs), "o", mfc="white", mec=INK, ms=5, mew=1.0)
-        text = f"{rate:.1f} tok/s"
-        said = f"withheld ({text})" if arm.withheld else text
+        said = "withheld" if arm.withheld else f"{rate:.1f} tok/s"
         note(axes, said, high, row, fontweight="bold" if best else "normal")
-        end = max(end, high * (1.42 if arm.withheld else 1.2))
+        end = max(end, high * 1.2)
     axes.set_xlim(0, end)
     axes.set_xlabel("tokens per second", fontsize=9)
     return figure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from replay.plots.style import BLUE, GRID, INK, PALE, SOFT, VERMILLION, bar_axes, shorten
@@ -14,7 +15,7 @@ TEXT = (
     "A/A floor: how far apart two runs of one arm come on this machine. A filled mark is "
     "separated from 1, a hollow one is not."
 )
-TICKS = (0.1, 0.125, 0.25, 0.33, 0.5, 0.67, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 4, 6, 8, 12, 16)
+TICKS = (0.1, 0.125, 0.25, 0.33, 0.5, 0.67, 0.8, 0.9, 1.1, 1.25, 1.5, 2, 3, 4, 6, 8, 12, 16)
 
 
 def draw(view: RunView) -> Any | None:
@@ -35,7 +36,7 @@ def draw(view: RunView) -> Any | None:
             )
             low, high = min(low, floor[0]), max(high, floor[1])
         ratio, left, right = entry["ratio"], entry.get("ci_low"), entry.get("ci_high")
-        verdict = verdict_of(entry)
+        verdict = verdict_of(view, entry)
         colour = {"faster": BLUE, "slower": VERMILLION}.get(verdict, SOFT)
         text = f"{ratio:.2f}×"
         if left is not None and right is not None:
@@ -53,12 +54,20 @@ def draw(view: RunView) -> Any | None:
     axes.axvline(1, color=INK, linewidth=1)
     axes.set_xscale("log")
     axes.set_xlim(low / 1.12, high * 1.12)
-    ticks = [tick for tick in TICKS if low / 1.12 <= tick <= high * 1.12]
-    while len(ticks) > 9:
-        ticks = [tick for tick in ticks if tick == 1 or ticks.index(tick) % 2 == 0]
+    ticks = _spread(low / 1.12, high * 1.12)
     axes.set_xticks(ticks, [f"{tick:g}×" for tick in ticks])
     axes.minorticks_off()
     axes.grid(axis="x", color=GRID)
     base = "the baseline" if several else entries[0]["baseline"]
     axes.set_xlabel(f"rate as a multiple of {base}, log scale", fontsize=9)
     return figure
+
+
+def _spread(low: float, high: float) -> list[float]:
+    """Ticks far enough apart for their labels; 1 is always among them."""
+    apart = 0.075 * math.log(high / low)
+    kept: list[float] = [1.0]
+    for tick in (tick for tick in TICKS if low <= tick <= high):
+        if all(abs(math.log(tick / other)) >= apart for other in kept):
+            kept.append(tick)
+    return kept

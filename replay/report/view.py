@@ -41,12 +41,33 @@ class ArmView:
     @property
     def withheld(self) -> str | None:
         """Why this arm's speed must not be quoted; None when it may be."""
-        reason = self.entry.get("withheld")
-        if isinstance(reason, list):
-            reason = "; ".join(str(part) for part in reason)
-        if reason is True or (not reason and self.entry.get("status") == "withheld"):
-            reason = self.entry.get("reason") or "a guard failed"
-        return reason or None
+        failed = [check for check in self.checks if check["status"] == "fail"]
+        withheld = self.entry.get("withheld") or self.entry.get("status") == "withheld"
+        if not failed and not withheld:
+            return None
+        if isinstance(withheld, str):
+            return withheld
+        if self.entry.get("status") == "withheld" and self.entry.get("reason"):
+            return str(self.entry["reason"])
+        return "; ".join(str(c["reason"] or c["name"]) for c in failed) or "a guard failed"
+
+    @cached_property
+    def checks(self) -> list[dict[str, Any]]:
+        """Guards as name, status (pass, warn, fail, skip) and reason.
+
+        Folders of the first version know one guard, the equality of token ids.
+        """
+        guards = self.entry.get("guards") or {}
+        if "checks" in guards:
+            return [{"reason": None, **check} for check in guards["checks"]]
+        if "token_ids_equal" not in guards:
+            return []
+        own = guards.get("mismatches") or []
+        status = {True: "pass", False: "fail"}.get(guards["token_ids_equal"], "skip")
+        reason = {"pass": None, "skip": "nothing to compare with"}.get(
+            status, f"token ids differ from {guards.get('compared_with')} in {len(own)} rows"
+        )
+        return [{"name": "token_ids", "status": status, "reason": reason}]
 
     @property
     def rate(self) -> float | None:

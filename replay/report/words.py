@@ -6,6 +6,9 @@ from typing import Any
 
 from replay.report.view import ArmView, RunView
 
+# Below this many requests a 95 % interval is more a hint than a measure.
+FEW = 20
+
 
 def headline(view: RunView) -> str:
     """Which arm won on this machine, also when plain decoding did."""
@@ -31,7 +34,7 @@ def headline(view: RunView) -> str:
     ratio = (best.quoted or 0) / (base.rate or 1)
     text = f"On this machine {best.name} wins: {rate}, {ratio:.2f} times {base.name}."
     entry = next((e for e in view.comparisons if e.get("arm") == best.name), None)
-    if entry is not None and verdict_of(entry) == "not separated":
+    if entry is not None and verdict_of(view, entry) == "not separated":
         text += f" The difference from {entry['baseline']} is not separated from chance."
     return text
 
@@ -74,8 +77,10 @@ def _beyond_the_spine(arm: ArmView) -> float | None:
     return 100 * (drafts - arm.accepted_by_source.get("spine", 0)) / drafts
 
 
-def verdict_of(entry: dict[str, Any]) -> str:
+def verdict_of(view: RunView, entry: dict[str, Any]) -> str:
     """The verdict of a comparison; folders of the first version have an interval at most."""
+    if any(arm.withheld for arm in view.arms.values() if arm.name in _sides(entry)):
+        return "withheld"
     if entry.get("verdict"):
         return str(entry["verdict"])
     low, high = entry.get("ci_low"), entry.get("ci_high")
@@ -84,19 +89,15 @@ def verdict_of(entry: dict[str, Any]) -> str:
     return "faster" if low > 1 else "slower" if high < 1 else "not separated"
 
 
+def _sides(entry: dict[str, Any]) -> tuple[str, str]:
+    return entry["arm"], entry["baseline"]
+
+
 def floor_of(entry: dict[str, Any]) -> tuple[float, float] | None:
-    """The A/A floor as a band of ratios around 1, from whichever form it was saved in."""
+    """The band of ratios around 1 that two runs of one arm span; the floor is saved as its half."""
     floor = entry.get("aa_floor")
-    if isinstance(floor, dict):
-        low, high = floor.get("low", floor.get("ci_low")), floor.get("high", floor.get("ci_high"))
-        if low is not None and high is not None:
-            return float(low), float(high)
-        floor = floor.get("ratio", floor.get("factor"))
-    if isinstance(floor, list | tuple) and len(floor) == 2:
-        return float(floor[0]), float(floor[1])
     if isinstance(floor, int | float) and floor >= 0:
-        factor = floor if floor >= 1 else 1 + floor
-        return 1 / factor, factor
+        return 1 / (1 + floor), 1 + floor
     return None
 
 
@@ -105,10 +106,16 @@ def warnings(view: RunView) -> list[str]:
     found = [str(text) for text in view.summary.get("warnings") or ()]
     for arm in view.arms.values():
         if arm.withheld:
-            found.append(f"{arm.name}: the speed is withheld. {_sentence(arm.withheld)}")
+            found.append(f"The speed of {arm.name} is withheld: {_sentence(arm.withheld)}")
         elif arm.entry.get("status") != "ok":
             reason = arm.entry.get("reason") or "no reason was saved"
             found.append(f"{arm.name} is {arm.entry.get('status')}: {_sentence(reason)}")
+    shared: dict[str, list[str]] = {}
+    for arm in view.arms.values():
+        for check in arm.checks:
+            if check["status"] == "warn":
+                shared.setdefault(str(check["reason"]), []).append(arm.name)
+    found += [f"{', '.join(names)}: {_sentence(reason)}" for reason, names in shared.items()]
     model = view.run.get("model") or {}
     if model.get("equal_bits") is False:
         found.append(
@@ -120,11 +127,9 @@ def warnings(view: RunView) -> list[str]:
     options = view.run.get("options") or {}
     if options.get("runs") == 1:
         found.append("One run only: there is no noise floor from repeating an arm.")
-    requests = max((arm.number("requests") or 0 for arm in view.measured), default=0)
-    if 0 < requests < 20:
-        found.append(
-            f"At most {requests:.0f} measured requests an arm: intervals from so few are rough."
-        )
+    requests = len({row.request_id for arm in view.measured for row in arm.rows})
+    if 0 < requests < FEW:
+        found.append(f"Only {requests} different requests: intervals from so few are rough.")
     if str(view.run.get("git_commit") or "").endswith("+"):
         found.append("Files differed from the named commit when this was measured.")
     return found

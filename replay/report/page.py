@@ -1,0 +1,113 @@
+"""The page: one HTML file that needs nothing else, written whole or not at all."""
+
+from __future__ import annotations
+
+import base64
+import os
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from lumotree.errors import CorpusError
+from replay.plots import PICTURES, draw_view, picture
+from replay.report.about import about
+from replay.report.cells import Table
+from replay.report.requests import request_table
+from replay.report.sections import tables
+from replay.report.view import RunView
+from replay.report.words import floor_of, headline, warnings, why
+
+NAME = "report.html"
+
+
+def write_report(run: Path, out: Path | None = None) -> Path:
+    """Draw the pictures and write report.html into `out`, by default the run folder itself.
+
+    Reads saved files only. Raises CorpusError when `run` is no run folder with a summary.
+    """
+    view = RunView.load(run)
+    out = out or run
+    pictures = draw_view(view, out)
+    target, draft = out / NAME, out / f".{NAME}.part"
+    try:
+        draft.write_text(render(view, pictures), encoding="utf-8")
+        os.replace(draft, target)
+    except OSError as error:
+        raise CorpusError(f"{target} cannot be written: {error.strerror}") from None
+    return target
+
+
+def render(view: RunView, pictures: dict[str, Path]) -> str:
+    """The page as text; `pictures` are PNG files by picture name."""
+    found = tables(view)
+    return _template().render(
+        view=view,
+        headline=headline(view),
+        why=why(view),
+        figures=key_figures(view),
+        warnings=warnings(view),
+        tables=found,
+        requests=request_table(view),
+        failed=view.failed,
+        about=about(view),
+        extra=extra_tables(view),
+        pictures={
+            name: {
+                "src": "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode(),
+                "title": picture(name).TITLE,
+                "text": picture(name).TEXT,
+            }
+            for name, path in pictures.items()
+            if name in PICTURES
+        },
+        css=_asset("report.css"),
+        script=_asset("sort.js"),
+    )
+
+
+def key_figures(view: RunView) -> list[tuple[str, str, str]]:
+    """The figures on top: value, unit, what it is."""
+    best, base = view.winner, view.baseline
+    if best is None:
+        return []
+    found = [(f"{best.quoted:.1f}", "tok/s", f"pooled rate of {best.name}")]
+    entry = next((e for e in view.comparisons if e.get("arm") == best.name), None)
+    if entry is not None and entry.get("ratio"):
+        said = f"against {entry['baseline']}"
+        if entry.get("ci_low") is not None and entry.get("ci_high") is not None:
+            said += f", 95 % interval {entry['ci_low']:.2f} to {entry['ci_high']:.2f}"
+        floor = floor_of(entry)
+        if floor is not None:
+            said += f"; same arm twice {floor[0]:.2f} to {floor[1]:.2f}"
+        found.append((f"{entry['ratio']:.2f}", "×", said))
+    for key, unit, text in (
+        ("tokens_per_step", "tokens", "per step"),
+        ("ms_per_step", "ms", "per step"),
+    ):
+        value = best.number(key)
+        if value is not None:
+            beside = base.number(key) if base is not None and base is not best else None
+            compared = "" if beside is None else f"; {base.name} {beside:.2f}"
+            found.append((f"{value:.2f}", unit, text + compared))
+    return found
+
+
+def extra_tables(view: RunView) -> list[Table]:
+    """Tables of what only later summaries hold."""
+    return []
+
+
+@lru_cache(maxsize=1)
+def _template() -> Any:
+    from jinja2 import Environment, StrictUndefined
+
+    # Everything that comes from a run is escaped; only our own style and script are not.
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(_asset("report.html.j2"))
+
+
+def _asset(name: str) -> str:
+    return resources.files("replay.report").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,203 @@
+"""The tables of a report: headline, comparisons, decomposition, phases and guards."""
+
+from __future__ import annotations
+
+from lumotree.request import PHASES
+from replay.report.cells import NONE, Cell, Table, count, number, words
+from replay.report.view import ArmView, RunView
+from replay.report.words import floor_of, verdict_of
+
+
+def headline_table(view: RunView) -> Table:
+    """One row per arm, unavailable ones too, with what its rate is made of and its status."""
+    entries = {entry["arm"]: entry for entry in reversed(view.comparisons)}
+    base = view.baseline
+    best = view.winner
+    top = max((arm.rate or 0 for arm in view.measured), default=0) or 1
+    columns = [("arm", ""), ("rate", "tok/s"), ("run range", "tok/s")]
+    columns += [(f"× {base.name if base else 'baseline'}", ""), ("tokens", "per step")]
+    columns += [("time", "ms per step"), ("mean request", "tok/s"), ("requests", "")]
+    columns += [("tokens", "in all"), ("status", "")]
+    rows = []
+    for arm in view.arms.values():
+        rate = number(arm.quoted, 2, "best" if arm is best else "", bar=_share(arm.quoted, top))
+        if arm.withheld:
+            rate = Cell("withheld", arm.rate, "num bad", title=f"measured: {arm.rate}")
+        ratio = entries[arm.name].get("ratio") if arm.name in entries else None
+        spread = arm.entry.get("run_range_tok_s")
+        rows.append(
+            [
+                words(arm.name, "name"),
+                rate,
+                Cell(f"{spread[0]:.1f} – {spread[1]:.1f}", spread[0], "num")
+                if spread and not arm.withheld
+                else Cell(NONE, kind="num soft"),
+                number(None if arm.withheld else ratio),
+                number(arm.number("tokens_per_step")),
+                number(arm.number("ms_per_step"), 1),
+                number(None if arm.withheld else arm.number("mean_request_tok_s"), 1),
+                count(arm.number("requests") or None),
+                count(arm.number("completion_tokens") or None),
+                _status(arm),
+            ]
+        )
+    return Table("headline", "Pooled decode rate", columns, rows)
+
+
+def comparison_table(view: RunView) -> Table | None:
+    """Paired ratios with intervals, wins and losses, and the A/A floor beside each."""
+    if not view.comparisons:
+        return None
+    columns = [("arm", ""), ("against", ""), ("ratio", "of pooled rates"), ("95 % interval", "")]
+    columns += [("wins – losses", "requests"), ("A/A floor", "same arm twice"), ("verdict", "")]
+    rows = []
+    for entry in view.comparisons:
+        low, high, floor = entry.get("ci_low"), entry.get("ci_high"), floor_of(entry)
+        wins, losses = entry.get("wins"), entry.get("losses")
+        verdict = verdict_of(view, entry)
+        kind = {"faster": "good", "slower": "bad"}.get(verdict, "")
+        reason = entry.get("reason") or entry.get("verdict_reason") or entry.get("why")
+        rows.append(
+            [
+                words(entry["arm"], "name"),
+                words(entry["baseline"], "name"),
+                number(entry.get("ratio"), 3),
+                _range(low, high),
+                Cell(f"{wins} – {losses}", wins, "num")
+                if wins is not None
+                else Cell(NONE, kind="num soft"),
+                _range(*(floor or (None, None))),
+                Cell(verdict if kind or not reason else f"{verdict}: {reason}", kind=kind),
+            ]
+        )
+    note = (
+        "Ratios are of rates over the requests that both arms completed. A verdict needs the "
+        "whole interval on one side of 1 and, where a floor was measured, beyond it."
+    )
+    return Table("comparisons", "Paired comparisons", columns, rows, note)
+
+
+def decomposition_table(view: RunView) -> Table | None:
+    """A rate is tokens per step over milliseconds per step; each beside the baseline's."""
+    base = view.baseline
+    if base is None:
+        return None
+    base_ms, base_tokens = base.number("ms_per_step"), base.number("tokens_per_step")
+    if not base_ms or not base_tokens:
+        return None
+    times = f"× {base.name}"
+    columns = [("arm", ""), ("tokens", "per step"), ("tokens", times), ("time", "ms per step")]
+    columns += [("time", times), ("rate", times)]
+    columns += [("break-even", "tokens per step"), ("spare", "tokens per step")]
+    rows = []
+    for arm in view.measured:
+        tokens, ms = arm.number("tokens_per_step"), arm.number("ms_per_step")
+        if not tokens or not ms:
+            continue
+        needed = base_tokens * ms / base_ms
+        spare = tokens - needed
+        rows.append(
+            [
+                words(arm.name, "name"),
+                number(tokens),
+                number(tokens / base_tokens),
+                number(ms),
+                number(ms / base_ms),
+                number(tokens / base_tokens / (ms / base_ms)),
+                number(needed),
+                Cell(NONE, kind="num soft")
+                if arm is base
+                else Cell(f"{spare:+.2f}", spare, "num good" if spare > 0 else "num bad"),
+            ]
+        )
+    note = (
+        f"Break-even: the tokens a step must emit to match {base.name} at what the step costs "
+        "here. Below it, speculation is slower than not speculating."
+    )
+    return Table("decomposition", "What each rate is made of", columns, rows, note)
+
+
+def phase_table(view: RunView) -> Table | None:
+    """Milliseconds per step by phase, and each phase's share."""
+    arms = [arm for arm in view.measured if arm.phases]
+    if not arms:
+        return None
+    rows = []
+    for arm in arms:
+        total = sum(arm.phases.values()) or 1
+        shares = [number(arm.phases[p], 3, bar=arm.phases[p] / total) for p in PHASES]
+        rows.append([words(arm.name, "name"), *shares, number(sum(arm.phases.values()), 3)])
+    columns = [("arm", ""), *((phase, "ms per step") for phase in PHASES), ("sum", "ms per step")]
+    return Table("phases", "Phases of a step", columns, rows, "Bars show a phase's share.")
+
+
+def guard_table(view: RunView) -> Table | None:
+    """Guards down, arms across; what a guard saw stands in the table of findings."""
+    arms = [arm for arm in view.arms.values() if arm.checks]
+    names = list(dict.fromkeys(check["name"] for arm in arms for check in arm.checks))
+    if not names:
+        return None
+    looks = {"pass": "good", "fail": "bad", "warn": "warn", "skip": "soft"}
+    rows = []
+    for name in names:
+        cells = [words(name.replace("_", " "), "name")]
+        for arm in arms:
+            found = next((check for check in arm.checks if check["name"] == name), None)
+            status = found["status"] if found else NONE
+            reason = found["reason"] if found else None
+            cells.append(Cell(status, kind=looks.get(status, "soft"), title=reason))
+        rows.append(cells)
+    columns = [("guard", ""), *((arm.name, "") for arm in arms)]
+    note = "A failed guard withholds the arm's rate. A guard is skipped where the arm cannot say."
+    return Table("guards", "Output guards", columns, rows, note)
+
+
+def finding_table(view: RunView) -> Table | None:
+    """The sentences of guards that failed or warned; one row for arms that share a sentence."""
+    shared: dict[tuple[str, str, str], list[str]] = {}
+    for arm in view.arms.values():
+        for check in arm.checks:
+            if check["status"] in ("fail", "warn"):
+                key = (check["name"], check["status"], str(check["reason"]))
+                shared.setdefault(key, []).append(arm.name)
+    if not shared:
+        return None
+    rows = [
+        [
+            words(", ".join(names), "name"),
+            words(name.replace("_", " ")),
+            words(status, "bad" if status == "fail" else "warn"),
+            words(reason),
+        ]
+        for (name, status, reason), names in sorted(shared.items(), key=lambda item: item[0][1])
+    ]
+    columns = [("arm", ""), ("guard", ""), ("result", ""), ("what was seen", "")]
+    return Table("findings", "Findings", columns, rows)
+
+
+def tables(view: RunView) -> dict[str, Table]:
+    """Every table the run has material for, by name."""
+    makers = (headline_table, comparison_table, decomposition_table, phase_table)
+    makers += (guard_table, finding_table)
+    found = [table for maker in makers if (table := maker(view)) is not None]
+    return {table.name: table for table in found}
+
+
+def _status(arm: ArmView) -> Cell:
+    if arm.withheld:
+        return words(f"withheld: {arm.withheld}", "bad")
+    status = str(arm.entry.get("status", NONE))
+    reason = arm.entry.get("reason")
+    if status == "ok":
+        return words("ok", "good")
+    return words(f"{status}: {reason}" if reason else status, "soft" if not arm.rate else "bad")
+
+
+def _range(low: float | None, high: float | None) -> Cell:
+    if low is None or high is None:
+        return Cell(NONE, kind="num soft")
+    return Cell(f"{low:.3f} – {high:.3f}", low, "num")
+
+
+def _share(value: float | None, top: float) -> float | None:
+    return None if value is None else value / top
