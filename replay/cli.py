@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from lumotree.errors import LumoTreeError
-from replay.commands import corpus, plot, replay, report, tree
+from replay.commands import compare, corpus, plot, replay, report, tree
 
 INTERRUPTED = 130
 

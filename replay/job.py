@@ -75,7 +75,10 @@ class ReplayOptions:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a replay left: its folder, summary and equality check. `ok` decides the exit code."""
+    """What a replay left: its folder, summary and equality check.
+
+    `ok` decides the exit code: no guard withholds an arm's headline, no local request failed.
+    """
 
     folder: RunFolder
     summary: dict[str, Any]
@@ -84,8 +87,7 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        equal = self.equality is None or not self.equality.mismatches
-        return equal and not self.failed_in_process
+        return not self.summary["withheld"] and not self.failed_in_process
 
 
 def run_replay(
@@ -190,6 +192,14 @@ class _Job:
             "corpus_path": str(corpus.path),
             "corpus": {"sha256": corpus.sha256, "requests": len(corpus.requests)},
             "selected": [item.request.request_id for item in self.items],
+            "requests": {
+                item.request.request_id: {
+                    "conversation": item.request.conversation,
+                    "prompt_tokens": len(item.request.prompt_ids),
+                    "max_tokens": item.params.max_tokens,
+                }
+                for item in self.items
+            },
             "model": self.engine.description(),
             "sampling": self.options.rule().as_dict(),
             "seed": self.options.seed,
@@ -218,7 +228,7 @@ class _Job:
             equality = None
             if self.options.check_tokens:
                 equality = check_equality(rows, local, self._margin)
-            summary = summarise(self.status, rows, equality)
+            summary = summarise(self.status, rows, equality, folder.run)
             folder.write_json("summary.json", summary)
             folder.run["ended_at"] = datetime.now(UTC).isoformat()
             folder.write_run()

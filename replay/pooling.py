@@ -41,6 +41,12 @@ def decode_rate(rows: Sequence[Row]) -> float | None:
     return sum(row.completion_tokens - 1 for row in rows) / seconds if seconds > 0 else None
 
 
+def request_rate(rows: Sequence[Row]) -> float | None:
+    """The mean of each request's own rate in tokens per second, every request equal."""
+    rates = [rate for row in rows if row.completion_tokens > 1 and (rate := decode_rate([row]))]
+    return sum(rates) / len(rates) if rates else None
+
+
 def pool(rows: Sequence[Row]) -> Pooled:
     """Pool one arm's rows. Failed rows are counted apart; warm-up rows count nowhere."""
     done = [row for row in rows if row.completed]
@@ -48,9 +54,6 @@ def pool(rows: Sequence[Row]) -> Pooled:
     for row in done:
         by_run.setdefault(row.run, []).append(row)
     run_rates = [rate for group in by_run.values() if (rate := decode_rate(group)) is not None]
-    request_rates = [
-        rate for row in done if row.completion_tokens > 1 and (rate := decode_rate([row]))
-    ]
     # Only rows that count steps may enter a figure per step.
     stepped = [row for row in done if row.steps is not None]
     steps = sum(row.steps for row in stepped)
@@ -70,7 +73,7 @@ def pool(rows: Sequence[Row]) -> Pooled:
         completion_tokens=sum(row.completion_tokens for row in done),
         pooled_tok_s=decode_rate(done),
         run_range_tok_s=(min(run_rates), max(run_rates)) if run_rates else None,
-        mean_request_tok_s=sum(request_rates) / len(request_rates) if request_rates else None,
+        mean_request_tok_s=request_rate(done),
         tokens_per_step=sum(r.completion_tokens - 1 for r in stepped) / steps if steps else None,
         ms_per_step=1000 * sum(row.decode_s for row in stepped) / steps if steps else None,
         survival_by_depth=tuple(count / steps for count in reached) if steps else (),

@@ -42,7 +42,8 @@ class Pairs:
     @property
     def ratio(self) -> float:
         """Pooled rate over pooled rate."""
-        return float(np.exp(_log_ratio(self.sums.sum(axis=1))))
+        tokens, seconds, base_tokens, base_seconds = self.sums.sum(axis=1)
+        return float((tokens / seconds) / (base_tokens / base_seconds))
 
     @property
     def log_ratios(self) -> np.ndarray:

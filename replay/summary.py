@@ -1,4 +1,4 @@
-"""summary.json: pooled figures, guards and comparisons of a run, computed from its rows alone."""
+"""summary.json: rates, decomposition, guards and comparisons, computed from a run's rows alone."""
 
 from __future__ import annotations
 
@@ -6,81 +6,91 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from replay.guards import Equality
-from replay.pooling import decode_rate, pool
+from replay.comparison import compare_run
+from replay.context import RunContext
+from replay.decomposition import decompose
+from replay.guards import Equality, judge
+from replay.pooling import Pooled, pool
 from replay.rows import Row
+from replay.statistics import aa_floor
 
 SCHEMA_VERSION = 1
 BASELINE = "ar"
-RESAMPLES = 2000
+# Figures that a failing guard takes away from an arm; they move to its `withheld`.
+HEADLINES = ("pooled_tok_s", "run_range_tok_s", "mean_request_tok_s")
 
 
 def summarise(
-    arms: Mapping[str, Mapping[str, Any]], rows: Sequence[Row], equality: Equality | None
+    arms: Mapping[str, Mapping[str, Any]],
+    rows: Sequence[Row],
+    equality: Equality | None,
+    run: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The summary of a run. `arms` is run.json's status by arm name, in the order of the run."""
-    table: dict[str, dict[str, Any]] = {}
+    """The summary of a run. `arms` is run.json's status by arm name, in the order of the run.
+
+    `run` is run.json: it says which requests belong to a conversation and what was sent.
+    An arm with a failing guard has status `withheld`, the reason, and no headline figure.
+    """
+    context = RunContext.of(run or {})
+    by_arm: dict[str, list[Row]] = {name: [] for name in arms}
+    for row in rows:
+        if row.arm in by_arm:
+            by_arm[row.arm].append(row)
+    pooled = {name: pool(own) for name, own in by_arm.items()}
+    baseline = _baseline(pooled)
+    guards = judge(
+        rows,
+        list(arms),
+        baseline,
+        equality=equality,
+        prompts=context.prompts,
+        greedy=context.greedy,
+        equal_bits=context.equal_bits,
+    )
+    table = {}
     for name, status in arms.items():
-        own = [row for row in rows if row.arm == name]
-        entry = asdict(pool(own))
+        own = by_arm[name]
+        entry = asdict(pooled[name])
+        entry |= decompose(own, pooled[name], pooled[baseline] if baseline else None)
+        entry["aa_floor"] = aa_floor(own)
         entry["status"], entry["reason"] = _status(status, entry, own)
-        entry["guards"] = equality.of(name) if equality is not None else {}
+        entry["guards"] = guards[name]
+        _withhold(entry)
         table[name] = entry
+    measured = {
+        name: entry["reason"] if entry["status"] == "withheld" else None
+        for name, entry in table.items()
+        if pooled[name].pooled_tok_s
+    }
     rates = {name: entry["pooled_tok_s"] for name, entry in table.items() if entry["pooled_tok_s"]}
-    baseline = BASELINE if BASELINE in rates else next(iter(rates), None)
-    comparisons = [compare(rows, name, baseline) for name in rates if name != baseline]
     return {
         "schema_version": SCHEMA_VERSION,
         "arms": table,
-        "comparisons": [entry for entry in comparisons if entry is not None],
+        "baseline": baseline,
+        "comparisons": compare_run(rows, measured, baseline, context.conversations)
+        if baseline
+        else [],
         "fastest": max(rates, key=rates.get) if rates else None,
+        "withheld": [name for name, entry in table.items() if entry["status"] == "withheld"],
     }
 
 
-def compare(rows: Sequence[Row], arm: str, baseline: str) -> dict[str, Any] | None:
-    """Ratio of two pooled rates over the requests both completed, None without any.
-
-    The interval is a 95 % bootstrap over requests, all runs of a request drawn together;
-    it is left out with fewer than two requests.
-    """
-    ours = {(row.run, row.request_id): row for row in rows if row.arm == arm and row.completed}
-    base = {(row.run, row.request_id): row for row in rows if row.arm == baseline and row.completed}
-    shared = [key for key in ours if key in base]
-    top = decode_rate([ours[key] for key in shared])
-    bottom = decode_rate([base[key] for key in shared])
-    if not top or not bottom:
-        return None
-    result: dict[str, Any] = {"arm": arm, "baseline": baseline, "ratio": top / bottom}
-    requests = list(dict.fromkeys(request for _, request in shared))
-    if len(requests) > 1:
-        result["ci_low"], result["ci_high"] = _bootstrap(ours, base, shared, requests)
-    return result
+def _baseline(pooled: Mapping[str, Pooled]) -> str | None:
+    """`ar` where it was measured, else the first arm that was."""
+    rated = [name for name, arm in pooled.items() if arm.pooled_tok_s]
+    return BASELINE if BASELINE in rated else next(iter(rated), None)
 
 
-def _bootstrap(
-    ours: dict[tuple[int, str], Row],
-    base: dict[tuple[int, str], Row],
-    shared: list[tuple[int, str]],
-    requests: list[str],
-) -> tuple[float, float]:
-    import numpy as np
-
-    index = {request: i for i, request in enumerate(requests)}
-    sums = np.zeros((4, len(requests)))
-    for key in shared:
-        one, two = ours[key], base[key]
-        sums[:, index[key[1]]] += (
-            one.completion_tokens - 1,
-            one.decode_s,
-            two.completion_tokens - 1,
-            two.decode_s,
-        )
-    draws = np.random.default_rng(0).integers(len(requests), size=(RESAMPLES, len(requests)))
-    tokens, seconds, base_tokens, base_seconds = (row[draws].sum(axis=1) for row in sums)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = (tokens / seconds) / (base_tokens / base_seconds)
-    low, high = np.nanpercentile(ratios, [2.5, 97.5])
-    return float(low), float(high)
+def _withhold(entry: dict[str, Any]) -> None:
+    """Takes the headline from an arm with a failing guard and says why."""
+    if not entry["guards"].get("failed"):
+        return
+    reasons = [c["reason"] for c in entry["guards"]["checks"] if c["status"] == "fail"]
+    if entry["status"] == "partial":
+        reasons.append(entry["reason"])
+    entry["status"], entry["reason"] = "withheld", "; ".join(reasons)
+    entry["withheld"] = {key: entry[key] for key in HEADLINES}
+    entry |= dict.fromkeys(HEADLINES)
 
 
 def _status(

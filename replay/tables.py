@@ -43,7 +43,7 @@ def pooled_table(summary: dict[str, Any]) -> Table:
         spread = arm["run_range_tok_s"]
         table.add_row(
             name,
-            _number(arm["pooled_tok_s"]),
+            _number(arm["pooled_tok_s"]) if arm["status"] != "withheld" else "withheld",
             f"{spread[0]:.2f}-{spread[1]:.2f}" if spread else NONE,
             _number(comparisons[name]["ratio"] if name in comparisons else None),
             _number(arm["tokens_per_step"]),
@@ -53,6 +53,77 @@ def pooled_table(summary: dict[str, Any]) -> Table:
             arm["reason"] or arm["status"],
         )
     return table
+
+
+def comparison_table(comparisons: list[dict[str, Any]], title: str) -> Table | None:
+    """One row per paired comparison, the A/A floor beside each; None without any.
+
+    `x` is the ratio of pooled rates, `per req.` the geometric mean of the requests' own ratios,
+    `w/l/t` requests won, lost and tied.
+    """
+    if not comparisons:
+        return None
+    baselines = {entry["baseline"] for entry in comparisons}
+    table = _table(title)
+    table.add_column("arm", overflow="fold", min_width=10, max_width=28)
+    if len(baselines) > 1:
+        table.add_column("against", overflow="fold", min_width=10, max_width=28)
+    for name in ("x", "95 % interval", "per\nreq.", "A/A\nfloor", "w/l/t"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("verdict", overflow="fold", min_width=12)
+    for entry in comparisons:
+        low, floor = entry["ci_low"], entry["aa_floor"]
+        against = [entry["baseline"]] if len(baselines) > 1 else []
+        word = entry["verdict"]
+        table.add_row(
+            entry["arm"],
+            *against,
+            _number(entry["ratio"]),
+            NONE if low is None else f"{low:.3f}-{entry['ci_high']:.3f}",
+            _number(entry["request_ratio"]),
+            NONE if floor is None else f"{100 * floor:.1f} %",
+            NONE if entry["wins"] is None else f"{entry['wins']}/{entry['losses']}/{entry['ties']}",
+            word if word in ("faster", "slower") else f"{word}: {entry['reason']}",
+        )
+    return table
+
+
+def rate_table(runs: dict[str, Any]) -> Table:
+    """Pooled and per-request-equal rates of every arm of the compared runs, side by side."""
+    table = _table("Decode rates, tok/s")
+    table.add_column("arm", overflow="fold", min_width=12, max_width=40)
+    for name in ("pooled", "per-request equal", "A/A floor"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("status", overflow="fold", min_width=10)
+    for run, about in runs.items():
+        for name, arm in about["arms"].items():
+            floor = arm["aa_floor"]
+            table.add_row(
+                f"{run}/{name}" if len(runs) > 1 else name,
+                _number(arm["pooled_tok_s"]),
+                _number(arm["mean_request_tok_s"]),
+                NONE if floor is None else f"{100 * floor:.1f} %",
+                f"{arm['status']}: {arm['reason']}" if arm["reason"] else arm["status"],
+            )
+    return table
+
+
+def print_comparison(out: Console, found: dict[str, Any]) -> None:
+    """What `lumotree compare` prints. Runs that should not have been compared say so first."""
+    for text in found["differences"]:
+        out.print(f"Not the same experiment: {text}", style="bold")
+    out.print(rate_table(found["runs"]))
+    out.print()
+    title = "Paired comparisons"
+    baselines = {entry["baseline"] for entry in found["comparisons"]}
+    if len(baselines) == 1:
+        title += f" with {baselines.pop()}"
+    if found["differences"]:
+        title += " (of runs that differ)"
+    table = comparison_table(found["comparisons"], title)
+    out.print(table if table is not None else "No two arms completed a request in common.")
+    for text in found["notes"]:
+        out.print(f"note: {text}")
 
 
 def phase_table(summary: dict[str, Any]) -> Table | None:
@@ -71,34 +142,67 @@ def phase_table(summary: dict[str, Any]) -> Table | None:
 
 
 def verdict(summary: dict[str, Any]) -> str:
-    """Which arm won on this machine, also when plain decoding did."""
+    """Which arm won on this machine, also when plain decoding did, or that none is separated."""
     fastest = summary["fastest"]
+    withheld = [name for name, arm in summary["arms"].items() if arm["status"] == "withheld"]
     if fastest is None:
+        if withheld:
+            return f"No rate stands: withheld for {', '.join(withheld)}."
         return "No arm completed a request, so there is no rate."
     rates = {n: a["pooled_tok_s"] for n, a in summary["arms"].items() if a["pooled_tok_s"]}
     rate = f"{rates[fastest]:.2f} tok/s"
+    tail = f" Withheld: {', '.join(withheld)}." if withheld else ""
     others = sorted((n for n in rates if n != fastest), key=rates.get, reverse=True)
     if not others:
-        return f"Only {fastest} was measured: {rate}."
+        return f"Only {fastest} was measured: {rate}.{tail}"
     if fastest == "ar":
         share = rates[others[0]] / rates[fastest]
         return (
             f"On this machine plain decoding wins: ar reaches {rate}; "
             f"the best other arm, {others[0]}, reaches {share:.2f} of it."
+            f"{_unsure(summary, others[0])}{tail}"
         )
     against = "ar" if "ar" in rates else others[0]
     ratio = rates[fastest] / rates[against]
-    return f"On this machine {fastest} wins: {rate}, {ratio:.2f} times {against}."
+    return (
+        f"On this machine {fastest} wins: {rate}, {ratio:.2f} times {against}."
+        f"{_unsure(summary, fastest)}{tail}"
+    )
+
+
+def _unsure(summary: dict[str, Any], arm: str) -> str:
+    """A winner that is not separated from the baseline is said to be one by luck or not at all."""
+    for entry in summary["comparisons"]:
+        if entry["arm"] == arm and entry["verdict"] == "not separated":
+            return f" But {arm} and {entry['baseline']} are not separated: {entry['reason']}."
+    return ""
+
+
+def warnings(summary: dict[str, Any]) -> list[str]:
+    """What guards found that does not withhold a headline."""
+    return [
+        f"warning: {name}: {check['reason']}"
+        for name, arm in summary["arms"].items()
+        for check in arm["guards"].get("checks", ())
+        if check["status"] == "warn"
+    ]
 
 
 def print_run(out: Console, summary: dict[str, Any]) -> None:
-    """Both tables and the verdict."""
+    """The tables, what guards warn of, and the verdict."""
     out.print(pooled_table(summary))
+    title = f"Paired comparison with {summary.get('baseline')}"
+    compared = comparison_table(summary["comparisons"], title)
+    if compared is not None:
+        out.print()
+        out.print(compared)
     phases = phase_table(summary)
     if phases is not None:
         out.print()
         out.print(phases)
     out.print()
+    for line in warnings(summary):
+        out.print(line)
     out.print(verdict(summary))
 
 

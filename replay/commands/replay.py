@@ -151,6 +151,8 @@ def _run(
         print_run(console(), outcome.summary)
     if not quiet:
         say(f"run folder: {outcome.folder.path}")
+    for name in outcome.summary["withheld"]:
+        say(f"withheld: {name}: {outcome.summary['arms'][name]['reason']}")
     for mismatch in outcome.equality.mismatches if outcome.equality is not None else ():
         say(f"token ids differ: {mismatch.sentence()}")
     if not outcome.ok and outcome.folder.run["model"].get("equal_bits") is False:

@@ -32,11 +32,11 @@ def rows(arm, decode, error=None):
             decode_s=decode * (1 + i / 10),
             steps=5,
             phases_ms={"draft": 1.0},
-            token_ids=[1],
+            token_ids=list(range(11)),
             error=error,
         )
         for run in (1, 2)
-        for i in range(3)
+        for i in range(4)
     ]
 
 
@@ -57,7 +57,7 @@ def test_every_arm_has_the_keys_of_the_interface():
         assert arm.keys() >= INTERFACE
     assert result["arms"]["sglang-eagle"]["status"] == "unavailable"
     assert result["arms"]["late"]["status"] == "failed"
-    assert result["arms"]["late"]["reason"] == "6 of 6 failed: gone"
+    assert result["arms"]["late"]["reason"] == "8 of 8 failed: gone"
 
 
 def test_comparisons_are_ratios_of_pooled_rates():
