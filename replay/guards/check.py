@@ -41,8 +41,9 @@ class Prompt:
 class Evidence:
     """One arm's completed rows in the order they were served, and what to hold them against.
 
-    `baseline` rows are empty for the baseline itself. `same_output` says that the arm emitted
-    the baseline's tokens: then nothing about the text can be this arm's fault.
+    `baseline` rows are empty for the baseline itself; `baseline_arm` is None for a lone arm.
+    `same_output` says that the arm emitted the baseline's tokens: then nothing about the text
+    can be this arm's fault.
     """
 
     arm: str

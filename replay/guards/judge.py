@@ -61,7 +61,7 @@ def judge(
         evidence = Evidence(
             arm=arm,
             rows=done[arm],
-            baseline_arm=baseline,
+            baseline_arm=baseline if sum(map(bool, done.values())) > 1 else None,
             baseline=other,
             prompts=prompts or {},
             greedy=greedy,

@@ -64,7 +64,8 @@ def check_loops(evidence: Evidence) -> Check:
             return Check("repetition", "fail", _sentence(found, evidence), figures)
     share = own / len(known)
     if share >= BASELINE_SHARE:
-        alone = not evidence.baseline and evidence.baseline_arm is None
+        # Nobody beside it shows that the model itself loops, and drafts gain from it.
+        alone = evidence.baseline_arm is None and any(row.accepted_by_depth for row in known)
         reason = f"{own} of {len(known)} outputs repeat themselves, which inflates acceptance"
         return Check("repetition", "fail" if alone else "warn", reason, figures)
     return Check("repetition", "pass", None, figures)
