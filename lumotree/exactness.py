@@ -1,7 +1,8 @@
 """Start-up probe: at which row counts are tree rows and decoded tokens equal bit for bit?
 
-Nothing is assumed about the BLAS of a machine: a random tree is verified in one forward, two of
-its paths are decoded token by token, and the bits are compared.
+Nothing is assumed about the BLAS of a machine: a random tree is verified in one forward, then
+smaller parts of it at every row count below, then two of its paths are decoded token by token,
+and the bits are compared.
 """
 
 from __future__ import annotations
@@ -50,6 +51,13 @@ def _equal_bits(
         rows = TreeRows(index, state.kv, state.length, model.rope, state)
         return rows, model.forward(runner.token_ids(rows_tokens, index.padded), rows)
 
+    rows, hidden = step(tree, tokens)
+    whole = model.logits(hidden)
+    for smaller in range(runner.multiple, len(tree), runner.multiple):
+        part, kept = tree.restrict(tuple(row < smaller for row in range(len(tree))))
+        _, hidden = step(part, [tokens[row] for row in kept])
+        if not torch.equal(model.logits(hidden)[:smaller], whole[:smaller]):
+            return False
     for leaf in (len(tree) - 1, 22):
         path = list(tree.root_paths[leaf])
         state.restore(before)

@@ -61,11 +61,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     args = parser.parse_args()
 
-    engine = Engine.load(args.model, dtype="float32", device="cpu", threads=args.threads)
+    engine = Engine.load(args.model, dtype=args.dtype, device="cpu", threads=args.threads)
     decoder = engine.decoder(DecoderConfig(tree="root", passes=0, suffix=False))
-    oracle = transformers.AutoModelForCausalLM.from_pretrained(engine.folder, dtype=torch.float32)
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(
+        engine.folder, dtype=engine.model.dtype
+    )
     oracle.eval()
     oracle.generation_config = transformers.GenerationConfig()
     params = SamplingParams(
@@ -102,6 +105,7 @@ def main() -> None:
                 "tokens": args.tokens,
                 "repeats": args.repeats,
                 "threads": args.threads,
+                "dtype": args.dtype,
                 "prompt_tokens": [len(prompt) for prompt in prompts],
                 "torch": torch.__version__,
                 "transformers": transformers.__version__,

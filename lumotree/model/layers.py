@@ -50,34 +50,36 @@ class GatedDeltaNet:
         h, heads = config.hidden_size, config.linear_num_value_heads
         self.config, self.layer = config, layer
         parts = (("qkv", config.conv_dim), ("z", config.value_dim), ("b", heads), ("a", heads))
-        self.widths = [width for _, width in parts]
+        self.widths = (config.conv_dim, config.value_dim, 2 * heads)
         self.in_proj = ops.pack_linear(
             torch.cat([take(f"in_proj_{name}.weight", (width, h)) for name, width in parts])
         )
         conv = take("conv1d.weight", (config.conv_dim, 1, config.conv_kernel))
         self.conv_weight = conv[:, 0].t().float().contiguous()
-        self.a_neg = -take("A_log", (heads,)).float().exp()
-        self.dt_bias = take("dt_bias", (heads,)).float()
+        self.gates = ops.DeltaGates(take("A_log", (heads,)), take("dt_bias", (heads,)))
         self.norm = ops.Norm.of(
             take("norm.weight", (config.linear_value_head_dim,)), config.rms_norm_eps
         )
         self.out_proj = ops.pack_linear(take("out_proj.weight", (h, config.value_dim)))
         # Queries carry the 1 / sqrt(dk) of the published model, keys do not.
-        scale = torch.tensor([config.linear_key_head_dim**-0.5, 1.0], device=self.a_neg.device)
+        scale = torch.tensor([config.linear_key_head_dim**-0.5, 1.0], device=conv.device)
         self.qk_scale = scale[:, None, None]
-        self.l2_eps = self.a_neg.new_full((1,), L2_EPS)
+        self.l2_eps = self.conv_weight.new_full((1,), L2_EPS)
 
     def __call__(self, x: Tensor, residual: Tensor, rows: Rows) -> Tensor:
         config, n = self.config, rows.count
         heads, key_heads = config.linear_num_value_heads, config.linear_num_key_heads
-        qkv, z, b, a = ops.linear(x, self.in_proj)[:n].split_with_sizes(self.widths, -1)
+        qkv, z, b_a = ops.linear(x, self.in_proj)[:n].split_with_sizes(self.widths, -1)
         mixed = ops.wide(rows.conv(self.layer, qkv, self.conv_weight))
         qk, v = mixed.split_with_sizes((2 * config.key_dim, config.value_dim), -1)
         qk = qk.view(n, 2, key_heads, config.linear_key_head_dim)
-        qk = (qk * ops.inverse_norm(qk, self.l2_eps).mul_(self.qk_scale)).transpose(1, 2)
+        inverse = ops.inverse_norm(qk, self.l2_eps).mul_(self.qk_scale)
+        # Written head by head at once: the recurrence wants a head's query and key together.
+        by_head = qk.new_empty(n, key_heads, 2, config.linear_key_head_dim)
+        qk = torch.mul(qk.transpose(1, 2), inverse.transpose(1, 2), out=by_head)
         if heads > key_heads:  # value head j reads key head j // ratio
             qk = qk.repeat_interleave(heads // key_heads, dim=1)
-        g, beta = ops.delta_gates(a, b, self.a_neg, self.dt_bias)
+        g, beta = self.gates(b_a)
         out = rows.delta(self.layer, qk, v.view(n, heads, config.linear_value_head_dim), g, beta)
         z = z.reshape(n, heads, config.linear_value_head_dim)
         gated = ops.gated_rms_norm(out, z, self.norm).flatten(1)

@@ -67,6 +67,7 @@ class TreeIndex:
         in_order = order == list(range(n))
         self.order = None if in_order else tensor(order)
         self.inverse = None if in_order else torch.argsort(self.order)
+        self.scan_place = {row: place for place, row in enumerate(order)}
 
     @staticmethod
     def history(path: tuple[int, ...], width: int) -> list[int]:
@@ -112,6 +113,8 @@ class TreeRows:
         state: HybridState | None = None,
         first: int = 0,
     ) -> None:
+        if prefix + len(index.tree) > cache.slots:
+            raise ValueError(f"{prefix} + {len(index.tree)} rows do not fit {cache.slots} slots")
         self.index, self.cache, self.prefix, self.first = index, cache, prefix, first
         self.state, self.count = state, len(index.tree)
         self.angles = ops.rope_angles(rope.index_select(0, index.depth + prefix))
@@ -122,7 +125,8 @@ class TreeRows:
         later = [depth >= room for depth in index.slot_depth]
         self.later = torch.tensor(later, device=rope.device) if any(later) else None
         self.conv_inputs: list[Tensor] = []
-        self.operands: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        # Per GDN layer, rows in scan order: query and key, written value, decay.
+        self.records: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def conv(self, layer: int, x: Tensor, weight: Tensor) -> Tensor:
         inputs = torch.cat((self.state.conv[layer], x))
@@ -132,12 +136,11 @@ class TreeRows:
 
     def delta(self, layer: int, query_key: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
         index = self.index
-        # contiguous: the bits of a product must not depend on how its operands lie in memory
-        operands = (query_key.contiguous(), v, g.exp(), beta)
-        self.operands.append(operands)
+        operands = (query_key, v, g.exp(), beta)
         if index.order is not None:
             operands = tuple(x.index_select(0, index.order) for x in operands)
-        out = _scan(self.state.recurrent[layer], operands, index.steps)
+        out, written = _scan(self.state.recurrent[layer], operands, index.steps)
+        self.records.append((operands[0], written, operands[2]))
         return out if index.inverse is None else out.index_select(0, index.inverse)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -156,16 +159,16 @@ class TreeRows:
     def publish(self, path: list[int], hidden: Tensor) -> None:
         """Advances the state along `path` (rows from the root) and nothing else.
 
-        Replays the recorded operands through the native update from the pre-tree state,
-        gathers the conv history, moves keys and values to their linear places, and keeps the
-        path's rows of `hidden` [n, hidden size] for the draft head.
+        Replays the recorded updates from the pre-tree state, gathers the conv history, moves
+        keys and values to their linear places, and keeps the path's rows of `hidden`
+        [n, hidden size] for the draft head.
         """
         state = self.state
         count = len(path)
         in_line = path == list(range(count))
         rows = slice(count) if in_line else torch.tensor(path, device=hidden.device)
-        if self.operands:
-            replay(state.recurrent, self.operands, rows)
+        if self.records:
+            replay(state.recurrent, self.records, [self.index.scan_place[row] for row in path])
             width = state.conv.shape[1] + 1
             last = TreeIndex.history(tuple(path), width)[1:]
             state.conv.copy_(torch.stack(self.conv_inputs)[:, last])
@@ -176,10 +179,13 @@ class TreeRows:
         state.length += count
 
 
-def _scan(state: Tensor, operands: tuple[Tensor, ...], steps: list[ScanStep]) -> Tensor:
+def _scan(
+    state: Tensor, operands: tuple[Tensor, ...], steps: list[ScanStep]
+) -> tuple[Tensor, Tensor]:
     """Path-parallel gated delta rule; `state` [heads, dk, dv] is only read.
 
-    Operands are those of `TreeRows.delta` with rows in scan order, as is the result.
+    Operands are those of `TreeRows.delta` with rows in scan order. Returns what each row reads
+    and what it writes, [rows, heads, dv] each.
     """
     query_key, v, decay, beta = operands
     query_key, v = query_key.flatten(0, 1), v.flatten(0, 1)
@@ -188,7 +194,7 @@ def _scan(state: Tensor, operands: tuple[Tensor, ...], steps: list[ScanStep]) ->
     heads = state.shape[0]
     kept = max(step.start + step.kept for step in steps)
     cut = state.new_empty(kept, *state.shape) if kept else None
-    reads = []
+    results = []
     for step in steps:
         if step.carried is not None:
             before = cut[step.carried : step.carried + step.stop - step.start].flatten(0, 1)
@@ -202,30 +208,31 @@ def _scan(state: Tensor, operands: tuple[Tensor, ...], steps: list[ScanStep]) ->
         qk, value, fall, rate, shared = here
         held = ops.delta_hold(before, qk, fall)
         written = ops.delta_value(held, value, rate)
-        reads.append(ops.delta_read(held, shared, written))
+        results.append((ops.delta_read(held, shared, written), written))
         if step.kept:
             b = step.kept * heads
             after = cut[step.start : step.start + step.kept].flatten(0, 1)
             ops.delta_write(before[:b], qk[:b], written[:b], fall[:b], out=after)
-    out = reads[0] if len(reads) == 1 else torch.cat(reads)
-    return out.view(operands[1].shape)
+    if len(results) == 1:
+        return tuple(side.view(operands[1].shape) for side in results[0])
+    return tuple(torch.cat(side).view(operands[1].shape) for side in zip(*results, strict=True))
 
 
-def replay(recurrent: Tensor, operands: list[tuple[Tensor, ...]], rows: Tensor | slice) -> None:
-    """Native single-token updates of all layers along `rows`, in place.
+def replay(recurrent: Tensor, records: list[tuple[Tensor, ...]], places: list[int]) -> None:
+    """The native update of all layers along a path, in place: S = decay S + k d^T, row by row.
 
-    recurrent [layers, heads, dk, dv]; operands per layer (query_key, v, decay, beta), row first.
+    recurrent [layers, heads, dk, dv]; records per layer (query and key, written value d, decay)
+    of `TreeRows`, `places` the path's rows in them. d is the value that the row computed from
+    its parent's state in the scan, which is the state reached here, bit for bit.
     """
-    query_key, v, decay, beta = (
-        torch.stack([layer[part] for layer in operands])[:, rows].transpose(0, 1).flatten(1, 2)
-        for part in range(4)
+    rows = slice(len(places)) if places == list(range(len(places))) else places
+    query_key, written, decay = (
+        torch.stack([layer[part] for layer in records])[:, rows].transpose(0, 1).flatten(1, 2)
+        for part in range(3)
     )
     state = recurrent.flatten(0, 1)
-    for qk, value, fall, rate in zip(query_key, v, decay, beta, strict=True):
-        fall = fall[:, None, None]
-        held = ops.delta_hold(state, qk, fall)
-        written = ops.delta_value(held, value, rate[:, None])
-        ops.delta_write(state, qk, written, fall, out=state)
+    for qk, value, fall in zip(query_key, written, decay[:, :, None, None], strict=True):
+        ops.delta_write(state, qk, value, fall, out=state)
 
 
 class PrefillRows:

@@ -40,7 +40,12 @@ def pack_linear(weight: Tensor) -> Tensor:
 def pad_rows(x: Tensor, rows: int) -> Tensor:
     """[n, d] -> [rows, d], padding rows zero: row counts at which products have equal bits."""
     n, width = x.shape
-    return x if n == rows else torch.cat((x, x.new_zeros(rows - n, width)))
+    return x if n == rows else torch.cat((x, _zeros(rows - n, width, x.dtype, x.device)))
+
+
+@lru_cache(maxsize=256)
+def _zeros(rows: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.zeros(rows, width, dtype=dtype, device=device)
 
 
 def wide(x: Tensor) -> Tensor:
@@ -154,17 +159,34 @@ def conv_taps(taps: Tensor, weight: Tensor) -> Tensor:
     return F.silu(narrow((wide(taps) * weight).sum(1), taps.dtype))
 
 
-def delta_gates(a: Tensor, b: Tensor, a_neg: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Log decay g = -exp(A_log) softplus(a + dt_bias) and rate beta = sigmoid(b).
+class DeltaGates:
+    """Log decay g = -exp(A_log) softplus(a + dt_bias) and rate beta = sigmoid(b) of a GDN layer.
 
-    float32 [n, heads] each; a_neg is -exp(A_log); beta is rounded to the model dtype first, as
-    the published model does. Spelled with exp and log1p: on CPU, softplus and sigmoid give other
-    bits in the last n * heads % 32 elements, which would make them depend on the row count.
+    Spelled with exp and log1p: on CPU, softplus and sigmoid give other bits in the last few
+    elements of a tensor, which would make them depend on the row count. Constants are tensors
+    because a Python scalar costs more than the sum it goes into.
     """
-    step = wide(a) + dt_bias
-    soft = torch.where(step > 20, step, step.exp().log1p_())
-    beta = wide(b).neg().exp_().add_(1).reciprocal_()
-    return soft.mul_(a_neg), wide(narrow(beta, b.dtype))
+
+    def __init__(self, a_log: Tensor, dt_bias: Tensor) -> None:
+        self.heads = a_log.numel()
+        self.a_neg = -a_log.float().exp()
+        self.bias = torch.cat((torch.zeros_like(self.a_neg), dt_bias.float()))
+        self.sign = torch.cat((-torch.ones_like(self.a_neg), torch.ones_like(self.a_neg)))
+        self.one = self.a_neg.new_ones(1)
+        # Beyond this softplus(x) is x in float32, and exp(x) soon overflows.
+        self.linear_from = self.a_neg.new_full((1,), 20.0)
+
+    def __call__(self, b_a: Tensor) -> tuple[Tensor, Tensor]:
+        """[n, 2 heads], b then a -> (g, beta), float32 [n, heads] each.
+
+        beta is rounded to the model dtype first, as the published model does.
+        """
+        signed = torch.addcmul(self.bias, wide(b_a), self.sign)
+        grown = signed.exp()
+        beta = (grown[:, : self.heads] + self.one).reciprocal_()
+        step = signed[:, self.heads :]
+        soft = torch.where(step > self.linear_from, step, grown[:, self.heads :].log1p())
+        return soft.mul_(self.a_neg), wide(narrow(beta, b_a.dtype))
 
 
 def delta_hold(state: Tensor, query_key: Tensor, decay: Tensor) -> Tensor:

@@ -306,9 +306,10 @@ def test_8_poison_in_every_rejected_row_is_never_published(engines, end, value):
         step = verify(model, runner, state, ACTIVE, drafts)
         if planted:
             off = [row for row in range(len(ACTIVE)) if row not in path]
-            for operands in step.rows.operands:
-                for part in operands:
-                    part[off] = value
+            places = [step.rows.index.scan_place[row] for row in off]
+            for record in step.rows.records:
+                for part in record:
+                    part[places] = value
             history = state.conv.shape[1]
             for inputs in step.rows.conv_inputs:
                 inputs[[history + row for row in off]] = value
