@@ -71,6 +71,9 @@ def replay(
     ),
     out: Path = typer.Option(None, help="Run folder. Default runs/<time>-<corpus>."),
     resume: Path = typer.Option(None, help="Continue this run folder with its own options."),
+    report: bool = typer.Option(
+        True, "--report/--no-report", help="Write report.html and the pictures at the end."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
     quiet: bool = typer.Option(False, "--quiet", help="No progress and no talk."),
 ) -> None:
@@ -114,11 +117,16 @@ def replay(
         raise LumoTreeError("no corpus is named", "lumotree replay corpora/first.jsonl --arms all")
     if resume is not None and out is not None:
         raise LumoTreeError("--resume and --out exclude each other: a resumed run stays in place")
-    _run(given, out, resume, as_json, quiet)
+    _run(given, out, resume, report, as_json, quiet)
 
 
 def _run(
-    given: dict[str, Any], out: Path | None, resume: Path | None, as_json: bool, quiet: bool
+    given: dict[str, Any],
+    out: Path | None,
+    resume: Path | None,
+    report: bool,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     from replay.job import ReplayOptions, resume_replay, run_replay
     from replay.tables import console, print_run
@@ -151,6 +159,12 @@ def _run(
         print_run(console(), outcome.summary)
     if not quiet:
         say(f"run folder: {outcome.folder.path}")
+    if report:
+        from replay.report.page import write_report
+
+        path = write_report(outcome.folder.path)
+        if not quiet:
+            say(f"report: {path}")
     for name in outcome.summary["withheld"]:
         say(f"withheld: {name}: {outcome.summary['arms'][name]['reason']}")
     for mismatch in outcome.equality.mismatches if outcome.equality is not None else ():

@@ -19,8 +19,8 @@ TICKS = (0.1, 0.125, 0.25, 0.33, 0.5, 0.67, 0.8, 0.9, 1.1, 1.25, 1.5, 2, 3, 4, 6
 
 
 def draw(view: RunView) -> Any | None:
-    entries = [entry for entry in view.comparisons if entry.get("ratio")]
-    if not entries:
+    entries = view.comparisons
+    if not any(entry.get("ratio") for entry in entries):
         return None
     several = len({entry["baseline"] for entry in entries}) > 1
     names = [
@@ -35,8 +35,11 @@ def draw(view: RunView) -> Any | None:
                 [row - 0.38, row + 0.38], floor[0], floor[1], color=PALE, linewidth=0
             )
             low, high = min(low, floor[0]), max(high, floor[1])
-        ratio, left, right = entry["ratio"], entry.get("ci_low"), entry.get("ci_high")
+        ratio, left, right = entry.get("ratio"), entry.get("ci_low"), entry.get("ci_high")
         verdict = verdict_of(view, entry)
+        if verdict == "withheld" or ratio is None:
+            _beside(axes, row, "withheld")
+            continue
         colour = {"faster": BLUE, "slower": VERMILLION}.get(verdict, SOFT)
         text = f"{ratio:.2f}×"
         if left is not None and right is not None:
@@ -47,10 +50,7 @@ def draw(view: RunView) -> Any | None:
         separated = verdict in ("faster", "slower")
         axes.plot(ratio, row, "o", color=colour, mfc=colour if separated else "white", ms=8, mew=2)
         low, high = min(low, ratio), max(high, ratio)
-        axes.annotate(
-            f"{text}   {verdict}", (1.015, row), xycoords=("axes fraction", "data"),
-            va="center", fontsize=9, color=INK, annotation_clip=False,
-        )  # fmt: skip
+        _beside(axes, row, f"{text}   {verdict}")
     axes.axvline(1, color=INK, linewidth=1)
     axes.set_xscale("log")
     axes.set_xlim(low / 1.12, high * 1.12)
@@ -61,6 +61,13 @@ def draw(view: RunView) -> Any | None:
     base = "the baseline" if several else entries[0]["baseline"]
     axes.set_xlabel(f"rate as a multiple of {base}, log scale", fontsize=9)
     return figure
+
+
+def _beside(axes: Any, row: int, text: str) -> None:
+    axes.annotate(
+        text, (1.015, row), xycoords=("axes fraction", "data"), va="center", fontsize=9, color=INK,
+        annotation_clip=False,
+    )  # fmt: skip
 
 
 def _spread(low: float, high: float) -> list[float]:

@@ -43,6 +43,7 @@ def render(view: RunView, pictures: dict[str, Path]) -> str:
     found = tables(view)
     return _template().render(
         view=view,
+        day=str(view.run.get("started_at") or "")[:10],
         headline=headline(view),
         why=why(view),
         figures=key_figures(view),

@@ -22,7 +22,7 @@ def headline_table(view: RunView) -> Table:
     for arm in view.arms.values():
         rate = number(arm.quoted, 2, "best" if arm is best else "", bar=_share(arm.quoted, top))
         if arm.withheld:
-            rate = Cell("withheld", arm.rate, "num bad", title=f"measured: {arm.rate}")
+            rate = Cell("withheld", None, "num bad")
         ratio = entries[arm.name].get("ratio") if arm.name in entries else None
         spread = arm.entry.get("run_range_tok_s")
         rows.append(
@@ -48,31 +48,39 @@ def comparison_table(view: RunView) -> Table | None:
     """Paired ratios with intervals, wins and losses, and the A/A floor beside each."""
     if not view.comparisons:
         return None
-    columns = [("arm", ""), ("against", ""), ("ratio", "of pooled rates"), ("95 % interval", "")]
-    columns += [("wins – losses", "requests"), ("A/A floor", "same arm twice"), ("verdict", "")]
+    columns = [
+        ("arm", ""),
+        ("against", ""),
+        ("ratio", "of pooled rates"),
+        ("95 % interval", ""),
+        ("ratio", "mean request"),
+    ]
+    columns += [("won – lost – tied", "requests"), ("A/A floor", "same arm twice"), ("verdict", "")]
     rows = []
     for entry in view.comparisons:
         low, high, floor = entry.get("ci_low"), entry.get("ci_high"), floor_of(entry)
         wins, losses = entry.get("wins"), entry.get("losses")
         verdict = verdict_of(view, entry)
         kind = {"faster": "good", "slower": "bad"}.get(verdict, "")
-        reason = entry.get("reason") or entry.get("verdict_reason") or entry.get("why")
+        reason, ties = entry.get("reason"), entry.get("ties")
         rows.append(
             [
                 words(entry["arm"], "name"),
                 words(entry["baseline"], "name"),
                 number(entry.get("ratio"), 3),
                 _range(low, high),
-                Cell(f"{wins} – {losses}", wins, "num")
-                if wins is not None
-                else Cell(NONE, kind="num soft"),
+                number(entry.get("request_ratio"), 3),
+                Cell(NONE, kind="num soft")
+                if wins is None
+                else Cell(f"{wins} – {losses}" + (f" – {ties}" if ties else ""), wins, "num"),
                 _range(*(floor or (None, None))),
-                Cell(verdict if kind or not reason else f"{verdict}: {reason}", kind=kind),
+                Cell(f"{verdict}: {reason}" if reason and not kind else verdict, kind=kind),
             ]
         )
     note = (
-        "Ratios are of rates over the requests that both arms completed. A verdict needs the "
-        "whole interval on one side of 1 and, where a floor was measured, beyond it."
+        "Ratios are of rates over the requests that both arms completed; the mean request weighs "
+        "each request equally. The A/A floor is how far two runs of one arm come apart. A verdict "
+        "needs an interval that excludes 1 and an effect beyond the floor."
     )
     return Table("comparisons", "Paired comparisons", columns, rows, note)
 

@@ -41,15 +41,11 @@ class ArmView:
     @property
     def withheld(self) -> str | None:
         """Why this arm's speed must not be quoted; None when it may be."""
-        failed = [check for check in self.checks if check["status"] == "fail"]
-        withheld = self.entry.get("withheld") or self.entry.get("status") == "withheld"
-        if not failed and not withheld:
-            return None
-        if isinstance(withheld, str):
-            return withheld
-        if self.entry.get("status") == "withheld" and self.entry.get("reason"):
-            return str(self.entry["reason"])
-        return "; ".join(str(c["reason"] or c["name"]) for c in failed) or "a guard failed"
+        if self.entry.get("status") == "withheld":
+            return str(self.entry.get("reason") or "a guard failed")
+        # The first version kept the rate of an arm whose one guard had failed.
+        failed = [str(c["reason"] or c["name"]) for c in self.checks if c["status"] == "fail"]
+        return "; ".join(failed) or None
 
     @cached_property
     def checks(self) -> list[dict[str, Any]]:
@@ -72,7 +68,8 @@ class ArmView:
     @property
     def rate(self) -> float | None:
         """The pooled rate as measured, withheld or not."""
-        return self.number("pooled_tok_s") or self.number("measured_tok_s")
+        kept = (self.entry.get("withheld") or {}).get("pooled_tok_s")
+        return self.number("pooled_tok_s") or kept
 
     @property
     def quoted(self) -> float | None:
@@ -170,7 +167,11 @@ class RunView:
     @property
     def baseline(self) -> ArmView | None:
         """Plain decoding, else the arm the summary compares with, else the first measured one."""
-        names = [BASELINE, *(entry.get("baseline") for entry in self.comparisons)]
+        names = [
+            self.summary.get("baseline"),
+            BASELINE,
+            *(entry.get("baseline") for entry in self.comparisons),
+        ]
         found = {arm.name: arm for arm in self.measured}
         return next((found[name] for name in names if name in found), None) or next(
             iter(found.values()), None

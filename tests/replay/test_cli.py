@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from replay.cli import app
 from tests.replay.fakes import FakeEngine, corpus_lines, install, write_corpus
 
-COMMANDS = ["replay", "plot", "corpus inspect", "corpus validate", "tree show"]
+COMMANDS = ["replay", "plot", "report", "corpus inspect", "corpus validate", "tree show"]
 INTERFACE = {
     "schema_version", "command", "arms", "model", "corpus", "machine", "versions", "git_commit",
     "seed", "started_at", "ended_at",
@@ -44,7 +44,7 @@ def test_help_loads_nothing_heavy():
         "for words in ([], *[w.split() for w in sys.argv[1:]]):\n"
         "    done = CliRunner().invoke(app, [*words, '--help'])\n"
         "    assert done.exit_code == 0 and 'Example' in done.output, (words, done.output)\n"
-        "bad = {'torch', 'transformers', 'matplotlib', 'numpy', 'httpx'}\n"
+        "bad = {'torch', 'transformers', 'matplotlib', 'numpy', 'pandas', 'jinja2', 'httpx'}\n"
         "assert not bad & set(sys.modules), bad & set(sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code, *COMMANDS], capture_output=True, text=True)
@@ -59,6 +59,8 @@ def test_a_replay_prints_its_tables_and_leaves_a_run_folder(corpus, tmp_path):
     assert "On this machine" in done.stdout
     path = only_run(tmp_path)
     assert f"run folder: {path.relative_to(tmp_path)}" in done.stderr
+    assert f"report: {path.relative_to(tmp_path) / 'report.html'}" in done.stderr
+    assert (path / "report.html").exists()
     run = json.loads((path / "run.json").read_text())
     assert run.keys() >= INTERFACE and run["ended_at"]
     assert run["arms"]["sglang-eagle"]["status"] == "unavailable"
@@ -224,12 +226,14 @@ def test_corpus_validate(corpus, tmp_path):
     assert call("corpus", "validate", "none.jsonl").exit_code == 2
 
 
+@pytest.mark.pictures
 def test_plot(corpus, tmp_path):
-    call("replay", corpus, "--arms", "all", "--cap", 9, "--out", "r")
-    done = call("plot", "r", "--json")
-    assert json.loads(done.stdout) == {"pictures": ["r/rates.png", "r/phases.png"]}
-    for name in ("rates.png", "phases.png"):
-        assert (tmp_path / "r" / name).read_bytes().startswith(b"\x89PNG")
+    call("replay", corpus, "--arms", "all", "--cap", 9, "--out", "r", "--no-report")
+    assert not (tmp_path / "r" / "report.html").exists()
+    pictures = json.loads(call("plot", "r", "--json").stdout)["pictures"]
+    assert pictures[0] == "r/rates.png" and "r/phases.png" in pictures
+    for path in pictures:
+        assert (tmp_path / path).read_bytes().startswith(b"\x89PNG")
     assert call("plot", "nowhere").exit_code == 2
 
 
