@@ -1,4 +1,4 @@
-"""`lumotree corpus`: look at a corpus and check it."""
+"""`lumotree corpus`: look at a corpus, check it, make one, choose from one, hand one on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from pathlib import Path
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Look at corpora.", rich_markup_mode=None)
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Look at corpora; import, export and select them.",
+    rich_markup_mode=None,
+)
 
 
 def register(parent: typer.Typer) -> None:
@@ -66,3 +70,90 @@ def validate(
     if fault is not None:
         say(f"lumotree: {fault}")
         raise typer.Exit(1)
+
+
+@app.command("import", epilog="Example: lumotree corpus import trace.jsonl --out mine.jsonl")
+def import_(
+    file: Path = typer.Argument(..., help="What another tool recorded."),
+    out: Path = typer.Option(..., help="The corpus to write; its manifest goes beside it."),
+    format: str = typer.Option(
+        None,
+        help="batch, body, mooncake, sharegpt, mini-swe-agent, aiperf or har. "
+        "Default: told by the first record.",
+    ),
+    force: bool = typer.Option(False, "--force", help="Replace files that exist."),
+    as_json: bool = typer.Option(False, "--json", help="Print what was imported as JSON."),
+) -> None:
+    """Turn another tool's recording into a corpus.
+
+    Reads OpenAI batch lines, bare bodies, Mooncake traces with messages or payload, ShareGPT,
+    mini-swe-agent trajectories, AIPerf inputs.json and HAR. Traces of lengths and hashes have no
+    text and are refused. Headers, cookies and keys are never kept.
+    """
+    from replay.formats.reading import read_foreign
+    from replay.formats.writing import write_corpus
+    from replay.talk import print_json
+
+    found = read_foreign(file, format)
+    sha256 = write_corpus(found.lines, out, {"imported_from": found.format}, force)
+    names = {line["lumotree"]["conversation"] for line in found.lines}
+    if as_json:
+        print_json(
+            {
+                "corpus": str(out),
+                "format": found.format,
+                "requests": len(found.lines),
+                "conversations": len(names),
+                "sha256": sha256,
+            }
+        )
+    else:
+        print(
+            f"{out}: {len(found.lines)} requests in {len(names)} conversations, "
+            f"from {file.name} ({found.format})"
+        )
+
+
+@app.command(
+    "export",
+    epilog="Example: lumotree corpus export mine.jsonl --format body --out b.jsonl",
+)
+def export(
+    corpus: Path = typer.Argument(..., help="JSONL corpus."),
+    out: Path = typer.Option(..., help="The file to write."),
+    format: str = typer.Option(
+        "batch", help="batch (OpenAI), body (AIPerf raw, SGLang openai), aiperf or mooncake."
+    ),
+    force: bool = typer.Option(False, "--force", help="Replace a file that exists."),
+) -> None:
+    """Write a corpus for another tool. What only LumoTree knows is stripped."""
+    from replay.corpus import load_corpus
+    from replay.formats.writing import export_corpus
+
+    read = load_corpus(corpus)
+    export_corpus(read, format, out, force)
+    print(f"{out}: {len(read.requests)} requests ({format})")
+
+
+@app.command(
+    "select",
+    epilog="Example: lumotree corpus select all.jsonl --rule proportional --n 43 --out mine.jsonl",
+)
+def select(
+    corpus: Path = typer.Argument(..., help="JSONL corpus."),
+    n: int = typer.Option(..., "--n", help="How many requests."),
+    out: Path = typer.Option(..., help="The corpus to write; its manifest goes beside it."),
+    rule: str = typer.Option(
+        "proportional",
+        help="proportional: each conversation its share, evenly spaced; even: evenly spaced over "
+        "all; first: the first ones.",
+    ),
+    force: bool = typer.Option(False, "--force", help="Replace files that exist."),
+) -> None:
+    """Choose requests of a corpus by a rule, before anything is run, and freeze the choice."""
+    from replay.corpus import load_corpus
+    from replay.formats.choosing import select_corpus
+
+    read = load_corpus(corpus)
+    chosen = select_corpus(read, rule, n, out, force)
+    print(f"{out}: {len(chosen)} of {len(read.requests)} requests ({rule})")

@@ -1,0 +1,6 @@
+"""Corpus formats of other tools, read into and written from the corpus file; one file each.
+
+A reader is a module with `NAME`, `TEXT`, `matches(record)`, which looks at one parsed record, and
+`read(record, source)`, which yields corpus lines as dictionaries. Nothing but the request is
+kept: headers, cookies and keys stay behind. See `replay.formats.reading` for the whole way.
+"""
