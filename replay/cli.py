@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from lumotree.errors import LumoTreeError
-from replay.commands import compare, corpus, plot, replay, report, tree
+from replay.commands import compare, corpus, export, plot, replay, report, tree
 
 INTERRUPTED = 130
 
@@ -66,6 +66,7 @@ replay.register(app)
 compare.register(app)
 plot.register(app)
 report.register(app)
+export.register(app)
 corpus.register(app)
 tree.register(app)
 

@@ -10,7 +10,10 @@ from typer.testing import CliRunner
 from replay.cli import app
 from tests.replay.fakes import FakeEngine, corpus_lines, install, write_corpus
 
-COMMANDS = ["replay", "plot", "report", "corpus inspect", "corpus validate", "tree show"]
+COMMANDS = [
+    "replay", "plot", "report", "export", "corpus inspect", "corpus validate", "corpus import",
+    "corpus export", "corpus select", "tree show",
+]  # fmt: skip
 INTERFACE = {
     "schema_version", "command", "arms", "model", "corpus", "machine", "versions", "git_commit",
     "seed", "started_at", "ended_at",
