@@ -12,6 +12,8 @@ from lumotree.errors import ArmError, LumoTreeError
 MTP_DEPTHS = (1, 3, 5, 7)
 ALL = ("ar", "mtp-5", "lumotree", "sglang-eagle")
 MAX_PASSES = 16
+# tree=auto: the tree that a calibration on this machine and corpus predicted to be fastest.
+AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -70,12 +72,19 @@ def parse_arm(text: str) -> ArmSpec:
         last = key
     for key, value in options.items():
         OPTIONS[name][key](f"option '{key}' of arm '{name}'", value)
+    if options.get("tree") == AUTO:
+        for key in options.keys() - {"tree", "plan"}:
+            raise ArmError(f"arm '{text}': tree={AUTO} chooses {key} itself")
+    elif "plan" in options:
+        raise ArmError(f"arm '{text}': plan= belongs to tree={AUTO}")
     return ArmSpec(name, options)
 
 
 def _tree(where: str, value: str) -> None:
     from lumotree.tree import tree_from_name
 
+    if value == AUTO:
+        return
     try:
         tree_from_name(value)
     except LumoTreeError as error:
@@ -90,6 +99,10 @@ def _passes(where: str, value: str) -> None:
 def _switch(where: str, value: str) -> None:
     if value not in ("on", "off"):
         raise ArmError(f"{where} is '{value}'; it takes on or off")
+
+
+def _file(where: str, value: str) -> None:
+    """Any name will do here; reading it is the arm's business."""
 
 
 def _url(where: str, value: str) -> None:
@@ -114,6 +127,6 @@ def _suggest(word: str, valid: list[str], what: str) -> str:
 OPTIONS: dict[str, dict[str, Callable[[str, str], None]]] = {
     "ar": {},
     **{f"mtp-{depth}": {} for depth in MTP_DEPTHS},
-    "lumotree": {"tree": _tree, "passes": _passes, "suffix": _switch},
+    "lumotree": {"tree": _tree, "passes": _passes, "suffix": _switch, "plan": _file},
     "sglang-eagle": {"url": _url},
 }

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from lumotree.errors import LumoTreeError
-from replay.commands import compare, corpus, export, plot, replay, report, tree
+from replay.commands import breakeven, compare, corpus, export, plot, replay, report, tree
 
 INTERRUPTED = 130
 
@@ -64,6 +64,7 @@ def root(
 
 replay.register(app)
 compare.register(app)
+breakeven.register(app)
 plot.register(app)
 report.register(app)
 export.register(app)

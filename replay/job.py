@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from arms import inprocess
+from arms.choice import TreeChoice
 from arms.protocol import ArmRequest
 from arms.registry import create
 from arms.spec import parse_arms
@@ -130,7 +131,7 @@ def resume_replay(
     folder = RunFolder.open(path)
     options = saved_options(folder)
     # A corpus that has moved is the same corpus if its hash is.
-    job = _Job.prepare(replace(options, **given), progress)
+    job = _Job.prepare(replace(options, **given), progress, folder.run.get("arms", {}))
     try:
         folder.resume({key: job.record()[key] for key in ("options", "corpus", "model")})
         folder.run.setdefault("resumed_at", []).append(datetime.now(UTC).isoformat())
@@ -163,7 +164,10 @@ class _Job:
         self.status: dict[str, dict[str, Any]] = {}
 
     @classmethod
-    def prepare(cls, options: ReplayOptions, progress: Progress) -> _Job:
+    def prepare(
+        cls, options: ReplayOptions, progress: Progress, before: Mapping[str, Any] | None = None
+    ) -> _Job:
+        """`before` is run.json's `arms` of a resumed run: its tree=auto stays what it was."""
         corpus = load_corpus(Path(options.corpus))
         progress.note(f"loading model {options.model}")
         engine = inprocess.load_engine(
@@ -177,11 +181,27 @@ class _Job:
         try:
             progress.note("reading prompts")
             job.items = make_items(corpus, options, engine)
+            job.choose_trees(before or {}, progress)
             job.ready, job.status = start_arms(job.arms)
         except BaseException:
             job.close()
             raise
         return job
+
+    def choose_trees(self, before: Mapping[str, Any], progress: Progress) -> None:
+        """Calibrate for arms with tree=auto; one calibration serves all of them."""
+        waiting = [arm for arm in self.arms if getattr(arm, "needs_choice", False)]
+        choice = None
+        for arm in waiting:
+            saved = before.get(arm.name, {}).get("description", {}).get("choice")
+            if saved is not None:
+                arm.choice = TreeChoice.of(saved, "run.json")
+                continue
+            if choice is None:
+                from replay.calibration import calibrate
+
+                choice = calibrate(self.engine, self.items, note=progress.note).choice
+            arm.choice = choice
 
     def record(self) -> dict[str, Any]:
         """run.json as far as it is known before the first request."""

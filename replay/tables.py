@@ -126,6 +126,60 @@ def print_comparison(out: Console, found: dict[str, Any]) -> None:
         out.print(f"note: {text}")
 
 
+def breakeven_table(rows: list[dict[str, Any]]) -> Table:
+    """The break-even map: cost and gain of each tree; `eaten` is publishing's share of the gain."""
+    table = _table("Break-even map, ms per step")
+    table.add_column("tree", overflow="fold", min_width=12, max_width=22)
+    for name in (
+        "rows", "depth", "draft", "verify", "publish", "sum", "tok/\nstep", "break\neven",
+        "tok/s", "eaten",
+    ):  # fmt: skip
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        share = row["publish_share_of_advantage"]
+        table.add_row(
+            row["name"],
+            str(row["rows"]),
+            str(row["depth"]),
+            *(_number(row[key]) for key in ("draft_ms", "verify_ms", "publish_ms", "ms_per_step")),
+            _number(row["tokens_per_step"]),
+            _number(row["break_even_tokens_per_step"]),
+            NONE if row["tok_s"] is None else f"{row['tok_s']:.1f}",
+            NONE if share is None else f"{100 * share:.0f} %",
+        )
+    return table
+
+
+def cost_sentence(cost: dict[str, Any] | None) -> str:
+    """The fitted cost of a step, with its error on trees it has not seen."""
+    if cost is None:
+        return "Too few trees for a cost model."
+    error = "unknown"
+    if cost["loo_rmse_ms"] is not None:
+        error = f"{cost['loo_rmse_ms']:.2f} ms, {100 * cost['loo_relative']:.0f} %"
+    return (
+        f"A step costs {cost['fixed_ms']:.2f} ms + {cost['per_pass_ms']:.2f} per drafting pass + "
+        f"{cost['per_row_ms']:.3f} per row (error on a tree left out: {error})."
+    )
+
+
+def print_breakeven(out: Console, found: dict[str, Any]) -> None:
+    """What `lumotree breakeven` prints."""
+    out.print(breakeven_table(found["map"]))
+    out.print()
+    out.print(cost_sentence(found["cost_model"]))
+    for text in found["conclusion"]:
+        out.print(text)
+    choice = found["choice"]
+    suffix = "with suffix drafts" if choice["suffix"] else "without suffix drafts"
+    out.print(
+        f"tree=auto would decode with {choice['tree']}, {choice['passes']} passes, {suffix}: "
+        f"predicted {choice['predicted_tok_s']:.1f} tok/s, "
+        f"{choice['predicted_tokens_per_step']:.2f} tokens in "
+        f"{choice['predicted_ms_per_step']:.2f} ms."
+    )
+
+
 def phase_table(summary: dict[str, Any]) -> Table | None:
     """Milliseconds per step by phase; None when no arm reports phases."""
     measured = {n: a for n, a in summary["arms"].items() if a["phases_ms_per_step"]}

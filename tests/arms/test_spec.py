@@ -7,6 +7,7 @@ from lumotree.errors import ArmError
 
 VALUES = {
     "tree": st.sampled_from(["root", "chain-5", "hydra27", "-1,0,0,1"]),
+    "plan": st.sampled_from(["choice.json", "runs/map.json"]),
     "passes": st.integers(0, 16).map(str),
     "suffix": st.sampled_from(["on", "off"]),
     "url": st.sampled_from(["http://127.0.0.1:30000", "https://example.org/x"]),
@@ -17,6 +18,8 @@ VALUES = {
 def specs(draw):
     name = draw(st.sampled_from(list(OPTIONS)))
     keys = draw(st.lists(st.sampled_from(list(OPTIONS[name]) or ["x"]), unique=True))
+    if "plan" in keys:  # only tree=auto reads one, and it chooses the rest
+        return ArmSpec(name, {"tree": "auto", "plan": draw(VALUES["plan"])})
     return ArmSpec(name, {key: draw(VALUES[key]) for key in keys if key in OPTIONS[name]})
 
 
@@ -51,6 +54,9 @@ def test_a_parent_list_may_stand_before_another_option():
         ("lumotree:tree=oak", "option 'tree' of arm 'lumotree': unknown tree 'oak'"),
         ("lumotree:tree=root,tree=root", "'tree' twice"),
         ("lumotree:tree=", "has no value"),
+        ("lumotree:tree=auto,passes=3", "tree=auto chooses passes itself"),
+        ("lumotree:plan=x.json", "plan= belongs to tree=auto"),
+        ("lumotree:tree=auto,plan=", "'plan' of arm 'lumotree' has no value"),
         ("lumotree:", "ends in a colon"),
         ("ar:tree=root", "there are no options of ar"),
         ("sglang-eagle:url=localhost", "it takes an address"),
