@@ -12,7 +12,7 @@ def register(app: typer.Typer) -> None:
 
 
 def plot(
-    run: Path = typer.Argument(..., help="Run folder."),
+    run: Path = typer.Argument(..., help="Run folder, or the JSON of lumotree breakeven."),
     out: Path = typer.Option(None, help="Where the pictures go. Default: into the run folder."),
     as_json: bool = typer.Option(False, "--json", help="Print the paths as JSON."),
 ) -> None:

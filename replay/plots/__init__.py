@@ -37,10 +37,13 @@ def picture(name: str) -> Any:
 def draw_run(run: Path, out: Path | None = None) -> list[Path]:
     """Write every picture the run has material for; return the paths.
 
-    Raises CorpusError when `run` is no finished run folder or holds no rate.
+    `run` may also be the JSON file of `lumotree breakeven`. Raises CorpusError when it is
+    neither that nor a finished run folder with a rate.
     """
     from replay.report.view import RunView
 
+    if run.is_file():
+        return [draw_breakeven(run, out or run.parent)]
     view = RunView.load(run)
     if not view.measured:
         raise CorpusError(f"{run} holds no measured arm, so there is nothing to draw")
@@ -49,15 +52,25 @@ def draw_run(run: Path, out: Path | None = None) -> list[Path]:
 
 def draw_view(view: RunView, out: Path) -> dict[str, Path]:
     """The same for a run that is loaded already: picture name to path."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CorpusError(f"{out} cannot be created: {error.strerror}") from None
     paths = {}
     for name in PICTURES:
         figure = picture(name).draw(view)
         if figure is not None:
-            paths[name] = out / f"{name}.png"
-            # No date and no version inside: the same rows give the same bytes.
-            figure.savefig(paths[name], metadata={"Software": None})
+            paths[name] = save(figure, out / f"{name}.png")
     return paths
+
+
+def draw_breakeven(path: Path, out: Path) -> Path:
+    """The picture of one break-even map, beside it or into `out`. Raises CorpusError."""
+    breakeven = picture("breakeven")
+    return save(breakeven.draw_map(breakeven.load_map(path)), out / f"{path.stem}.png")
+
+
+def save(figure: Any, path: Path) -> Path:
+    """Write one PNG; no date and no version inside, so that the same rows give the same bytes."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, metadata={"Software": None})
+    except OSError as error:
+        raise CorpusError(f"{path} cannot be written: {error.strerror}") from None
+    return path

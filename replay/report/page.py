@@ -14,7 +14,7 @@ from replay.plots import PICTURES, draw_view, picture
 from replay.report.about import about
 from replay.report.cells import Table
 from replay.report.requests import request_table
-from replay.report.sections import tables
+from replay.report.sections import breakeven_table, tables
 from replay.report.view import RunView
 from replay.report.words import floor_of, headline, warnings, why
 
@@ -95,8 +95,10 @@ def key_figures(view: RunView) -> list[tuple[str, str, str]]:
 
 
 def extra_tables(view: RunView) -> list[Table]:
-    """Tables of what only later summaries hold."""
-    return []
+    """Tables of what was put beside the run: the break-even map of its machine and corpus."""
+    breakeven = picture("breakeven")
+    path = view.path / breakeven.NAME
+    return [breakeven_table(breakeven.load_map(path))] if path.is_file() else []
 
 
 @lru_cache(maxsize=1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lumotree.request import PHASES
 from replay.report.cells import NONE, Cell, Table, count, number, words
 from replay.report.view import ArmView, RunView
@@ -181,6 +183,30 @@ def finding_table(view: RunView) -> Table | None:
     ]
     columns = [("arm", ""), ("guard", ""), ("result", ""), ("what was seen", "")]
     return Table("findings", "Findings", columns, rows)
+
+
+def breakeven_table(found: dict[str, Any]) -> Table:
+    """The break-even map as figures: cost and gain of each tree."""
+    columns = [("tree", ""), ("rows", ""), ("depth", ""), ("draft", "ms"), ("verify", "ms")]
+    columns += [("publish", "ms"), ("step", "ms"), ("tokens", "per step")]
+    columns += [("break-even", "tokens per step"), ("rate", "tok/s"), ("eaten", "by publishing")]
+    keys = ("draft_ms", "verify_ms", "publish_ms", "ms_per_step", "tokens_per_step")
+    rows = []
+    for row in found["map"]:
+        eaten = row.get("publish_share_of_advantage")
+        share = Cell(NONE, kind="num soft") if eaten is None else number(100 * eaten, 0)
+        rows.append(
+            [
+                words(row["name"], "name"),
+                count(row.get("rows")),
+                count(row.get("depth")),
+                *(number(row.get(key)) for key in keys),
+                number(row.get("break_even_tokens_per_step")),
+                number(row.get("tok_s"), 1),
+                share if eaten is None else Cell(f"{share.text} %", eaten, "num"),
+            ]
+        )
+    return Table("breakeven", "Break-even map", columns, rows, " ".join(found["conclusion"]))
 
 
 def tables(view: RunView) -> dict[str, Table]:

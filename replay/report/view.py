@@ -140,12 +140,16 @@ class RunView:
     def load(cls, path: Path) -> RunView:
         """Read a run folder. Raises CorpusError when it is none or has no summary yet."""
         folder = RunFolder.open(path)
-        summary = folder.summary()
+        return cls.of(folder, folder.summary())
+
+    @classmethod
+    def of(cls, folder: RunFolder, summary: dict[str, Any]) -> RunView:
+        """A run folder under a summary of its rows. Raises CorpusError."""
         if not isinstance(summary.get("arms"), dict):
-            raise CorpusError(f"{path / 'summary.json'} is not the summary of a replay")
+            raise CorpusError(f"{folder.path / 'summary.json'} is not the summary of a replay")
         by_arm: dict[str, list[Row]] = {name: [] for name in summary["arms"]}
         failed = []
-        for row in stream_rows(path / "requests.jsonl"):
+        for row in stream_rows(folder.path / "requests.jsonl"):
             if row.completed:
                 by_arm.setdefault(row.arm, []).append(row)
             elif not row.warmup:
@@ -157,7 +161,7 @@ class RunView:
             )
             for name, entry in summary["arms"].items()
         }
-        return cls(path, folder.run, summary, arms, failed)
+        return cls(folder.path, folder.run, summary, arms, failed)
 
     @property
     def measured(self) -> list[ArmView]:

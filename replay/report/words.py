@@ -32,11 +32,14 @@ def headline(view: RunView) -> str:
             f"{second.name}, reaches {share:.0f} % of that."
         )
     ratio = (best.quoted or 0) / (base.rate or 1)
-    text = f"On this machine {best.name} wins: {rate}, {ratio:.2f} times {base.name}."
     entry = next((e for e in view.comparisons if e.get("arm") == best.name), None)
     if entry is not None and verdict_of(view, entry) == "not separated":
-        text += f" The difference from {entry['baseline']} is not separated from chance."
-    return text
+        reason = f": {entry['reason']}" if entry.get("reason") else ""
+        return (
+            f"{best.name} has the highest rate on this machine, {rate}, {ratio:.2f} times "
+            f"{base.name}; but the two are not separated{reason}."
+        )
+    return f"On this machine {best.name} wins: {rate}, {ratio:.2f} times {base.name}."
 
 
 def why(view: RunView) -> str | None:

@@ -22,9 +22,9 @@ def synthetic_rows(requests=5, runs=2, tokens=60, arms=tuple(ARMS), seed=0):
     """Rows of `requests` x `runs` x arms, with every field that a picture reads."""
     chance = random.Random(seed)
     rows = []
+    outputs = [[chance.randrange(4000) for _ in range(tokens)] for _ in range(requests)]
     for run in range(1, runs + 1):
-        for number in range(requests):
-            output = [chance.randrange(4000) for _ in range(tokens)]
+        for number, output in enumerate(outputs):
             for arm in arms:
                 rows.append(_row(arm, run, number, list(output), chance))
     return rows
@@ -79,7 +79,7 @@ def write_run(path, rows, summary=None, **run):
     """A run folder as a replay leaves it; `run` overrides parts of run.json."""
     path.mkdir(parents=True)
     arms = {
-        arm: {"status": "ok", "description": {"kind": "in-process", **ARMS[arm]}}
+        arm: {"status": "ok", "description": {"kind": "in-process", **ARMS.get(arm, {})}}
         for arm in dict.fromkeys(row.arm for row in rows)
     }
     about = {
