@@ -68,10 +68,11 @@ def markdown_table(table: Table) -> str:
     """One table; units stand behind their headings."""
     heads = [f"{name}, {unit}" if unit else name for name, unit in table.columns]
     lines = [heads, ["---:" if right else "---" for right in table.numeric]]
-    lines += [
-        [f"**{cell.text}**" if "best" in cell.kind else cell.text for cell in row]
-        for row in table.rows
-    ]
+    for index, row in enumerate(table.rows):
+        cells = [f"**{cell.text}**" if "best" in cell.kind else cell.text for cell in row]
+        if index in table.asides:
+            cells[-1] += f": {table.asides[index]}"
+        lines.append(cells)
     return "\n".join("| " + " | ".join(map(_escape, line)) + " |" for line in lines)
 
 

@@ -11,7 +11,8 @@ from replay.report.view import RunView
 TITLE = "Tokens per step against milliseconds per step"
 TEXT = (
     "Each arm at what its step costs and what it emits. Along a dashed line the rate is the same; "
-    "up and to the left is faster. An arm beats the baseline when it lies above the solid line."
+    "up and to the left is faster. An arm beats the baseline when it lies above the solid line. "
+    "A hollow mark is an arm whose rate a guard withholds."
 )
 RATES = (1, 2, 5, 10, 20, 30, 50, 75, 100, 150, 200, 300, 500, 750, 1000, 1500, 2000, 5000)
 

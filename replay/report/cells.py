@@ -24,13 +24,17 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under columns. A column is its heading and its unit; `note` says what to know."""
+    """Rows under columns. A column is its heading and its unit; `note` says what to know.
+
+    `asides` are sentences that belong under a row, by its index.
+    """
 
     name: str
     title: str
     columns: list[tuple[str, str]]
     rows: list[list[Cell]] = field(default_factory=list)
     note: str | None = None
+    asides: dict[int, str] = field(default_factory=dict)
 
     @property
     def numeric(self) -> list[bool]:

@@ -33,7 +33,7 @@ def request_table(view: RunView) -> Table | None:
             words(" ".join(sorted({row.finish_reason or NONE for row in own}))),
         ]
         for arm in arms:
-            rate = rates.get(arm.name)
+            rate = None if arm.withheld else rates.get(arm.name)
             cells.append(number(rate, 1, "best" if rate is not None and rate == top else ""))
         if best is not None and base is not None:
             over, under = rates.get(best.name), rates.get(base.name)

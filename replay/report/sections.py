@@ -43,7 +43,12 @@ def headline_table(view: RunView) -> Table:
                 _status(arm),
             ]
         )
-    return Table("headline", "Pooled decode rate", columns, rows)
+    asides = {}
+    for index, arm in enumerate(view.arms.values()):
+        reason = arm.withheld or arm.entry.get("reason")
+        if reason:
+            asides[index] = str(reason)
+    return Table("headline", "Pooled decode rate", columns, rows, asides=asides)
 
 
 def comparison_table(view: RunView) -> Table | None:
@@ -58,7 +63,8 @@ def comparison_table(view: RunView) -> Table | None:
         ("ratio", "mean request"),
     ]
     columns += [("won – lost – tied", "requests"), ("A/A floor", "same arm twice"), ("verdict", "")]
-    rows = []
+    rows: list[list[Cell]] = []
+    asides: dict[int, str] = {}
     for entry in view.comparisons:
         low, high, floor = entry.get("ci_low"), entry.get("ci_high"), floor_of(entry)
         wins, losses = entry.get("wins"), entry.get("losses")
@@ -76,15 +82,17 @@ def comparison_table(view: RunView) -> Table | None:
                 if wins is None
                 else Cell(f"{wins} – {losses}" + (f" – {ties}" if ties else ""), wins, "num"),
                 _range(*(floor or (None, None))),
-                Cell(f"{verdict}: {reason}" if reason and not kind else verdict, kind=kind),
+                words(verdict, kind),
             ]
         )
+        if reason and not kind:
+            asides[len(rows) - 1] = str(reason)
     note = (
         "Ratios are of rates over the requests that both arms completed; the mean request weighs "
         "each request equally. The A/A floor is how far two runs of one arm come apart. A verdict "
         "needs an interval that excludes 1 and an effect beyond the floor."
     )
-    return Table("comparisons", "Paired comparisons", columns, rows, note)
+    return Table("comparisons", "Paired comparisons", columns, rows, note, asides)
 
 
 def decomposition_table(view: RunView) -> Table | None:
@@ -104,20 +112,21 @@ def decomposition_table(view: RunView) -> Table | None:
         tokens, ms = arm.number("tokens_per_step"), arm.number("ms_per_step")
         if not tokens or not ms:
             continue
-        needed = base_tokens * ms / base_ms
+        gain, dearer = tokens / base_tokens, ms / base_ms
+        needed = base_tokens * dearer
         spare = tokens - needed
+        kind = "num good" if spare > 0 else "num bad"
+        hidden = arm.withheld is not None
         rows.append(
             [
                 words(arm.name, "name"),
                 number(tokens),
-                number(tokens / base_tokens),
+                number(gain),
                 number(ms),
-                number(ms / base_ms),
-                number(tokens / base_tokens / (ms / base_ms)),
+                number(dearer),
+                number(None if hidden else gain / dearer),
                 number(needed),
-                Cell(NONE, kind="num soft")
-                if arm is base
-                else Cell(f"{spare:+.2f}", spare, "num good" if spare > 0 else "num bad"),
+                number(None) if hidden or arm is base else Cell(f"{spare:+.2f}", spare, kind),
             ]
         )
     note = (
@@ -219,12 +228,11 @@ def tables(view: RunView) -> dict[str, Table]:
 
 def _status(arm: ArmView) -> Cell:
     if arm.withheld:
-        return words(f"withheld: {arm.withheld}", "bad")
+        return words("withheld", "bad")
     status = str(arm.entry.get("status", NONE))
-    reason = arm.entry.get("reason")
     if status == "ok":
         return words("ok", "good")
-    return words(f"{status}: {reason}" if reason else status, "soft" if not arm.rate else "bad")
+    return words(status, "bad" if arm.rate else "soft")
 
 
 def _range(low: float | None, high: float | None) -> Cell:

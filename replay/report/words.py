@@ -31,13 +31,15 @@ def headline(view: RunView) -> str:
             f"On this machine plain decoding wins: {best.name} reaches {rate}. The best other arm, "
             f"{second.name}, reaches {share:.0f} % of that."
         )
+    if base.withheld:
+        return f"The fastest arm that may be quoted is {best.name}: {rate}."
     ratio = (best.quoted or 0) / (base.rate or 1)
     entry = next((e for e in view.comparisons if e.get("arm") == best.name), None)
     if entry is not None and verdict_of(view, entry) == "not separated":
         reason = f": {entry['reason']}" if entry.get("reason") else ""
         return (
-            f"{best.name} has the highest rate on this machine, {rate}, {ratio:.2f} times "
-            f"{base.name}; but the two are not separated{reason}."
+            f"The highest rate on this machine is that of {best.name}: {rate}, {ratio:.2f} times "
+            f"{base.name}. The two are not separated{reason}."
         )
     return f"On this machine {best.name} wins: {rate}, {ratio:.2f} times {base.name}."
 
@@ -45,7 +47,7 @@ def headline(view: RunView) -> str:
 def why(view: RunView) -> str | None:
     """What the winner's lead (or the runner-up's lag) is made of: tokens and time per step."""
     best, base = view.winner, view.baseline
-    if best is None or base is None:
+    if best is None or base is None or base.withheld:
         return None
     if best is base:
         others = [a for a in view.measured if a is not best and not a.withheld]

@@ -105,7 +105,7 @@ def test_a_withheld_rate_is_nowhere_in_the_page(withheld):
     view = RunView.load(withheld)
     page = text_of(render(view, {}))
     assert "777.77" not in render(view, {}) and "777.8" not in page
-    assert "withheld: 9 of 10 outputs loop" in page
+    assert "The speed of mtp-5 is withheld: 9 of 10 outputs loop." in page
     assert view.winner.name == "lumotree"
     assert any("The speed of mtp-5 is withheld" in text for text in warnings(view))
 
