@@ -36,7 +36,7 @@ def headline(view: RunView) -> str:
     ratio = (best.quoted or 0) / (base.rate or 1)
     entry = next((e for e in view.comparisons if e.get("arm") == best.name), None)
     if entry is not None and verdict_of(view, entry) == "not separated":
-        reason = f": {entry['reason']}" if entry.get("reason") else ""
+        reason = f" ({entry['reason']})" if entry.get("reason") else ""
         return (
             f"The highest rate on this machine is that of {best.name}: {rate}, {ratio:.2f} times "
             f"{base.name}. The two are not separated{reason}."
