@@ -21,7 +21,9 @@ JSON of `lumotree breakeven`, lists in the order of measurement:
       name, tree, passes, suffix, rows (root included), depth
       mean_rows                           rows that real drafts fill per step; null for wide.
                                           Below `rows`, tok_s is a lower bound
-      draft_ms, verify_ms, select_ms      medians over `repeats`, taken in rounds over all trees
+      draft_ms, verify_ms, select_ms      medians over ROUNDS rounds, each of which times all
+                                          trees in turn; every timed step stands beside one of
+                                          the root alone and is scaled by that one's slowness
       publish_root_ms, publish_deep_ms    publishing 1 row, and the longest path
       publish_ms                          at the expected path length, between the two
       ms_per_step                         draft + verify + select + publish_ms
@@ -34,6 +36,8 @@ JSON of `lumotree breakeven`, lists in the order of measurement:
       over_best_chain                     tok_s over that of the fastest chain of the map
       over_best_chain_free_publish        the same if publishing cost nothing anywhere
       publish_share_of_step               publish_ms / ms_per_step
+      round_spread                        slowest round over fastest after scaling: what is left
+                                          of the machine's moods
       break_even_tokens_per_step          ms_per_step / root_ms_per_token
     conclusion            one sentence per finding
 """
@@ -69,7 +73,9 @@ PRUNED_SIZES = (4, 8, 12, 16, 20, 28)
 WIDE = ((4, 1), (8, 1), (16, 1), (31, 1), (2, 4), (4, 4), (4, 7))
 REPEATS = 15
 # Trees take turns, so that a slow minute of the machine is no slow tree.
-ROUNDS = 3
+ROUNDS = 5
+# Samples of a step of the root alone, beside each timed step.
+REFERENCE = "reference"
 
 
 @dataclass(frozen=True)
@@ -87,13 +93,29 @@ class Shape:
 
 @dataclass(frozen=True)
 class Cost:
-    """Medians in milliseconds."""
+    """Milliseconds by stage; `round_spread` is the slowest round over the fastest."""
 
     draft_ms: float
     verify_ms: float
     select_ms: float
     publish_root_ms: float
     publish_deep_ms: float
+    round_spread: float = 1.0
+
+    @classmethod
+    def of(cls, rounds: Sequence[dict[str, list[float]]], reference: float) -> Cost:
+        """From the samples of each round, by stage. `reference` is the usual ms of a root step.
+
+        A round in which the root took twice as long was a slow one, not a slow tree's.
+        """
+        scaled = []
+        for one in rounds:
+            medians = {name: median(ms) for name, ms in one.items()}
+            slowness = medians.pop(REFERENCE) / reference
+            scaled.append({name: ms / slowness for name, ms in medians.items()})
+        totals = [sum(one.values()) for one in scaled]
+        middle = {name: median(one[name] for one in scaled) for name in scaled[0]}
+        return cls(**middle, round_spread=max(totals) / min(totals))
 
 
 def shapes(measured: Sequence[Reach]) -> list[Shape]:
@@ -177,6 +199,13 @@ class CostBench:
             deepest = list(decoder.tree.root_paths[decoder.tree.spine[-1]])
             for repeat in range(repeats + 1):
                 clock = _Clock(decoder)
+                state.restore(start)
+                run.tokens = list(tokens)
+                clock.restart()
+                alone = decoder.verify(state, Proposal.root_only(decoder.tree, tokens[-1]))
+                decoder.select(run, alone)
+                alone.rows.publish([0], alone.hidden)
+                clock.take(REFERENCE)
                 for name, path in (("publish_root_ms", [0]), ("publish_deep_ms", deepest)):
                     state.restore(start)
                     run.tokens = list(tokens)
@@ -241,18 +270,19 @@ def measure_map(
 ) -> dict[str, Any]:
     """The rows of the map, the cost model fitted to them, and what they show."""
     wanted = [s for s in shapes(calibration.measured) if s.passes == 0 or bench.engine.has_mtp]
-    spent: list[dict[str, list[float]]] = [{} for _ in wanted]
+    spent: list[list[dict[str, list[float]]]] = [[] for _ in wanted]
     rounds = min(ROUNDS, repeats)
     for turn in range(rounds):
         share = repeats // rounds + (turn < repeats % rounds)
-        for number, shape in enumerate(wanted, start=1):
-            note(f"round {turn + 1} of {rounds}: {shape.name}, {number} of {len(wanted)}")
-            for name, ms in bench.measure(shape, share).items():
-                spent[number - 1].setdefault(name, []).extend(ms)
-    costs = [Cost(**{name: median(ms) for name, ms in found.items()}) for found in spent]
+        for number, shape in enumerate(wanted):
+            note(f"round {turn + 1} of {rounds}: {shape.name}, {number + 1} of {len(wanted)}")
+            spent[number].append(bench.measure(shape, share))
+    reference = median(ms for found in spent for one in found for ms in one[REFERENCE])
+    costs = [Cost.of(found, reference) for found in spent]
     root = costs[0]
     per_token = root.draft_ms + root.verify_ms + root.select_ms + root.publish_root_ms
     rows = [map_row(shape, cost, per_token) for shape, cost in zip(wanted, costs, strict=True)]
+    add_best_chain(rows)
     return {
         "root_ms_per_token": per_token,
         "cost_model": _fitted(rows),

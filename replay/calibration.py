@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from arms.choice import TreeChoice
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 REQUESTS = 4
 TOKENS = 64
+# A step that takes this many times its design's median was disturbed.
+DISTURBED = 2.0
 # Another stream of sampling noise than the run's: greedy runs are calibrated on their own text.
 SEED_SHIFT = 0x5EED
 # What is decoded with: together they measure every depth, width and number of passes that a
@@ -167,12 +170,17 @@ def record(
 
 
 def observe(config: DecoderConfig, steps: Sequence[StepRecord]) -> Observation:
-    """Mean cost of a design's steps. The median would drop the slow half of a varying row count."""
+    """Mean cost of a design's steps, without those the machine was busy with something else.
+
+    Row counts vary from step to step, by less than a factor of two in cost.
+    """
+    limit = DISTURBED * median(step.ms for step in steps)
+    kept = [step for step in steps if step.ms <= limit]
     return Observation(
         design=f"{config.tree}/{config.passes}{'+suffix' if config.suffix else ''}",
         passes=config.passes,
-        rows=sum(len(step.active) for step in steps) / len(steps),
-        ms=sum(step.ms for step in steps) / len(steps),
+        rows=sum(len(step.active) for step in kept) / len(kept),
+        ms=sum(step.ms for step in kept) / len(kept),
     )
 
 

@@ -12,6 +12,7 @@ from replay.decomposition import decompose
 from replay.guards import Equality, judge
 from replay.pooling import Pooled, pool
 from replay.rows import Row
+from replay.runmodel import run_model
 from replay.statistics import aa_floor
 
 SCHEMA_VERSION = 1
@@ -70,6 +71,7 @@ def summarise(
         "comparisons": compare_run(rows, measured, baseline, context.conversations)
         if baseline
         else [],
+        "cost_model": run_model(arms, table),
         "fastest": max(rates, key=rates.get) if rates else None,
         "withheld": [name for name, entry in table.items() if entry["status"] == "withheld"],
     }
