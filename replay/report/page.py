@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lumotree.errors import CorpusError
+from replay.metrics import ARM, COMPARISON, GUARDS
 from replay.plots import PICTURES, draw_view, picture
 from replay.report.about import about
 from replay.report.cells import Table
@@ -52,6 +53,7 @@ def render(view: RunView, pictures: dict[str, Path]) -> str:
         requests=request_table(view),
         failed=view.failed,
         about=about(view),
+        formulas=[("Rates and steps", ARM), ("Comparisons", COMPARISON), ("Guards", GUARDS)],
         extra=extra_tables(view),
         pictures={
             name: {
@@ -109,8 +111,19 @@ def _template() -> Any:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.filters["breakable"] = breakable
     return environment.from_string(_asset("report.html.j2"))
 
 
 def _asset(name: str) -> str:
     return resources.files("replay.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def breakable(text: str) -> Any:
+    """Arm specs may break after the signs of their grammar, and nowhere else."""
+    from markupsafe import Markup, escape
+
+    broken = str(escape(text))
+    for sign in ":,=":
+        broken = broken.replace(sign, f"{sign}<wbr>")
+    return Markup(broken)

@@ -194,6 +194,35 @@ def finding_table(view: RunView) -> Table | None:
     return Table("findings", "Findings", columns, rows)
 
 
+def cost_table(view: RunView) -> Table | None:
+    """The fitted cost of a step, and the trees predicted to be best from it."""
+    cost = view.summary.get("cost_model")
+    if not cost or not cost.get("predicted"):
+        return None
+    note = (
+        f"A step costs {cost['fixed_ms']:.2f} ms, {cost['per_pass_ms']:.2f} more per drafting "
+        f"pass and {cost['per_row_ms']:.3f} per row, fitted to {cost['designs']} trees of this run"
+    )
+    if cost.get("loo_relative") is not None:
+        note += f"; a tree left out of the fit is predicted to {100 * cost['loo_relative']:.0f} %"
+    note += ". These are predictions, not measurements: run a tree as an arm to know."
+    columns = [("tree", ""), ("passes", ""), ("suffix", ""), ("rows", ""), ("tokens", "per step")]
+    columns += [("time", "ms per step"), ("predicted rate", "tok/s")]
+    rows = [
+        [
+            words(found["tree"], "name"),
+            count(found["passes"]),
+            words("on" if found.get("suffix") else "off"),
+            count(found.get("rows")),
+            number(found.get("tokens_per_step")),
+            number(found.get("ms_per_step"), 1),
+            number(found.get("tok_s"), 1),
+        ]
+        for found in cost["predicted"]
+    ]
+    return Table("cost", "Trees predicted to be best here", columns, rows, note)
+
+
 def breakeven_table(found: dict[str, Any]) -> Table:
     """The break-even map as figures: cost and gain of each tree."""
     columns = [("tree", ""), ("rows", ""), ("depth", ""), ("draft", "ms"), ("verify", "ms")]
@@ -215,13 +244,15 @@ def breakeven_table(found: dict[str, Any]) -> Table:
                 share if eaten is None else Cell(f"{share.text} %", eaten, "num"),
             ]
         )
-    return Table("breakeven", "Break-even map", columns, rows, " ".join(found["conclusion"]))
+    return Table(
+        "breakeven", "Break-even map", columns, rows, " ".join(found.get("conclusion") or ())
+    )
 
 
 def tables(view: RunView) -> dict[str, Table]:
     """Every table the run has material for, by name."""
     makers = (headline_table, comparison_table, decomposition_table, phase_table)
-    makers += (guard_table, finding_table)
+    makers += (cost_table, guard_table, finding_table)
     found = [table for maker in makers if (table := maker(view)) is not None]
     return {table.name: table for table in found}
 

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from replay.cli import app
-from replay.report.page import render, write_report
+from replay.report.page import breakable, render, write_report
 from replay.report.view import RunView
 from replay.report.words import headline, warnings, why
 from replay.summary import summarise
@@ -222,3 +222,17 @@ def test_ten_thousand_rows_render_in_time_and_memory(tmp_path):
     assert done.returncode == 0, done.stderr
     seconds, mib = map(float, done.stdout.split())
     assert seconds < 20 and mib < 1024, (seconds, mib)
+
+
+def test_formulas_and_the_cost_model_are_in_the_page(run):
+    summary = json.loads((run / "summary.json").read_text())
+    page = text_of(render(RunView.load(run), {}))
+    assert "sum(completion_tokens - 1) / sum(decode_s)" in page
+    cost = summary["cost_model"]
+    if cost and cost["predicted"]:
+        assert "Trees predicted to be best here" in page and cost["predicted"][0]["tree"] in page
+
+
+def test_long_arm_specs_may_break_after_their_signs_only(run):
+    assert breakable("lumotree:tree=-1,0") == "lumotree:<wbr>tree=<wbr>-1,<wbr>0"
+    assert "<b>" not in breakable("<b>:")
