@@ -19,7 +19,7 @@ from lumotree.draft.suffix import SuffixAutomaton
 from lumotree.errors import CheckpointError, RequestError
 from lumotree.model.hybrid import HybridModel
 from lumotree.model.rows import PrefillRows, TreeRows
-from lumotree.model.runner import RowRunner
+from lumotree.model.runner import MAX_INDICES, RowRunner
 from lumotree.ops import reference as ops
 from lumotree.prefix import PrefixStore
 from lumotree.request import PHASES, FinishReason, Generation, SamplingParams, TokenCallback
@@ -45,7 +45,7 @@ class DecoderConfig:
 
 @dataclass
 class Verified:
-    """The target's answer to a proposal: compact rows (active ones only in natural mode)."""
+    """The target's answer to a proposal, for its active rows alone."""
 
     tree: TreeDescriptor
     kept: tuple[int, ...]  # row of the proposal behind each row of `tree`
@@ -72,6 +72,7 @@ class Run:
     completion_tokens: int = 0
     steps: int = 0
     finish_reason: FinishReason | None = None
+    fresh: tuple[tuple[int, ...], str] = ((), "")
     pieces: list[str] = field(default_factory=list)
     output: list[int] = field(default_factory=list)
     accepted_by_depth: list[int] = field(default_factory=list)
@@ -80,6 +81,24 @@ class Run:
     phases_ms: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     first_token_at: float = 0.0
     last_token_at: float = 0.0
+
+
+def prefill(model: HybridModel, state: HybridState, tokens: Sequence[int]) -> Tensor:
+    """Materialises `tokens` past `state.length`; returns the last one's hidden row [1, hidden].
+
+    Runs start at multiples of PREFILL_CHUNK wherever the state stands on one. Fills the draft
+    head's keys and values too when the state has room for them.
+    """
+    ids = torch.tensor(tokens, device=model.device)
+    hidden = None
+    for start in range(state.length, len(tokens), PREFILL_CHUNK):
+        piece = ids[start : start + PREFILL_CHUNK]
+        rows = PrefillRows(state.kv, start, piece.numel(), model.rope, state)
+        hidden = model.forward(piece, rows)
+        if state.mtp_kv is not None:
+            mtp.fill_prompt(model, state, piece, hidden, start)
+        state.length += piece.numel()
+    return hidden[-1:]
 
 
 class Decoder:
@@ -97,8 +116,8 @@ class Decoder:
         self.uses_mtp = bool(self.plan.mtp)
         if self.uses_mtp and model.mtp is None:
             raise CheckpointError(
-                "the checkpoint has no mtp.* tensors, which drafting needs",
-                "use the ar arm, or lumotree with passes=0",
+                "the checkpoint has no mtp.* tensors, which MTP drafts need",
+                "draft with passes=0, or decode without drafts (tree=root)",
             )
         self.model, self.tokenizer, self.config, self.runner = model, tokenizer, config, runner
         self.snapshots = PrefixStore()
@@ -140,12 +159,14 @@ class Decoder:
             verified = self.verify(state, proposal)
         with self._phase(run, "select"):
             path, pending = self.select(run, verified)
+            taken = self._emit(run, [*(verified.tokens[row] for row in path[1:]), pending])
             run.steps += 1
-            self._count(run, proposal, [verified.kept[row] for row in path])
-            self._emit(run, [*(verified.tokens[row] for row in path[1:]), pending])
+            # Drafts past the end of the request were accepted by nobody.
+            self._count(run, proposal, [verified.kept[row] for row in path[: taken + 1]])
         if run.finish_reason is None:
             with self._phase(run, "publish"):
                 verified.rows.publish(path, verified.hidden)
+        self._hand_out(run)
 
     def begin(
         self,
@@ -175,6 +196,7 @@ class Decoder:
         root = self.runner.index("root")
         logits = self.model.logits(ops.pad_rows(hidden, root.padded))[:1]
         self._emit(run, self._sample(run, logits, tree_from_name("root"), [0], len(tokens) - 1))
+        self._hand_out(run)
         return run, state
 
     def propose(self, run: Run, state: HybridState) -> Proposal:
@@ -205,6 +227,8 @@ class Decoder:
     ) -> list[int]:
         """The token every row would emit, each with its own root path as penalty history."""
         if tree not in self._path_tensors:
+            if len(self._path_tensors) >= MAX_INDICES:
+                self._path_tensors.clear()
             deepest = max(tree.depth)
             below = [[*p[1:], *[-1] * (deepest - len(p) + 1)] for p in tree.root_paths]
             device = self.model.device
@@ -226,47 +250,51 @@ class Decoder:
             state.restore(snapshot)
             run.reused = snapshot.length
         aligned = (len(prompt) - 1) // PREFILL_CHUNK * PREFILL_CHUNK
-        ids = torch.tensor(prompt, device=self.model.device)
-        hidden = None
-        for start in range(state.length, len(prompt), PREFILL_CHUNK):
-            piece = ids[start : start + PREFILL_CHUNK]
-            rows = PrefillRows(state.kv, start, piece.numel(), self.model.rope, state)
-            hidden = self.model.forward(piece, rows)
-            if self.uses_mtp:
-                mtp.fill_prompt(self.model, state, piece, hidden, start)
-            state.length += piece.numel()
-            if conversation is not None and state.length == aligned > run.reused:
-                self.snapshots.put(conversation, state.snapshot(tuple(prompt[:aligned])))
-        return hidden[-1:]
+        if conversation is not None and aligned > run.reused:
+            prefill(self.model, state, prompt[:aligned])
+            self.snapshots.put(conversation, state.snapshot(tuple(prompt[:aligned])))
+        return prefill(self.model, state, prompt)
 
-    def _emit(self, run: Run, tokens: Sequence[int]) -> None:
-        """Hands tokens out one by one until the first that ends the request."""
+    def _emit(self, run: Run, tokens: Sequence[int]) -> int:
+        """Takes tokens one by one up to the first that ends the request; returns how many."""
         shown: list[int] = []
+        text = ""
+        taken = 0
         for token in tokens:
             run.tokens.append(token)
-            run.completion_tokens += 1
+            taken += 1
             if token in self.tokenizer.eos_ids and not run.params.ignore_eos:
                 run.finish_reason = "stop"
                 break
             shown.append(token)
-            run.pieces.append(run.text.push(token))
+            text += run.text.push(token)
             if run.text.stopped:
                 run.finish_reason = "stop"
                 break
-            if run.completion_tokens == run.limit:
+            if run.completion_tokens + taken == run.limit:
                 run.finish_reason = "length"
                 break
+        run.completion_tokens += taken
         run.output += shown
         run.history.add(shown)
         if run.suffix is not None:
             run.suffix.extend(shown)
+        run.fresh = (tuple(shown), text)
+        run.pieces.append(text)
         run.last_token_at = time.perf_counter()
         run.first_token_at = run.first_token_at or run.last_token_at
-        if run.on_tokens is not None and shown:
-            run.on_tokens(tuple(shown))
+        return taken
+
+    @staticmethod
+    def _hand_out(run: Run) -> None:
+        """Calls the request's callback with what the last step emitted."""
+        ids, text = run.fresh
+        if run.on_tokens is not None and (ids or text):
+            run.on_tokens(ids, text)
 
     @staticmethod
     def _count(run: Run, proposal: Proposal, path: list[int]) -> None:
+        """Notes the proposal's rows whose tokens were emitted, root first."""
         depth = len(path) - 1
         run.accepted_by_depth += [0] * (depth - len(run.accepted_by_depth))
         run.accepted_by_row += [0] * (len(proposal.tree) - len(run.accepted_by_row))
@@ -278,7 +306,9 @@ class Decoder:
             run.accepted_by_source[source] = run.accepted_by_source.get(source, 0) + 1
 
     def _result(self, run: Run) -> Generation:
-        run.pieces.append(run.text.finish())
+        run.fresh = ((), run.text.finish())
+        run.pieces.append(run.fresh[1])
+        self._hand_out(run)
         decode_ms = (run.last_token_at - run.first_token_at) * 1e3
         timed = sum(run.phases_ms.values())
         run.phases_ms["other"] = max(0.0, decode_ms - timed)
@@ -303,7 +333,8 @@ class Decoder:
             raise RequestError("the prompt is empty")
         if len(tokens) >= self.max_context:
             raise RequestError(
-                f"the prompt has {len(tokens)} tokens; the model's context is {self.max_context}"
+                f"the prompt has {len(tokens)} tokens; the model's context is {self.max_context}",
+                "shorten the prompt: at least one position must be left to generate",
             )
         vocab = self.model.config.vocab_size
         wrong = next((token for token in tokens if not 0 <= token < vocab), None)
@@ -311,14 +342,25 @@ class Decoder:
             raise RequestError(f"token id {wrong} is outside the vocabulary of {vocab}")
 
     def _slot(self, tokens: int) -> HybridState:
-        """The state slot, grown when a request needs more; a tree may reach past the last token."""
-        needed = tokens + max(len(self.tree), self.runner.multiple)
+        """The state slot, grown when a request needs more; a tree may reach past the last token.
+
+        Raises RequestError when the device cannot hold it.
+        """
+        needed = tokens + len(self.tree)
+        self.model.reserve(needed)
         if self._state is None or self._state.capacity < needed:
             capacity = -(-needed // _SLOT_STEP) * _SLOT_STEP
             model = self.model
-            self._state = HybridState(
-                model.config, capacity, model.dtype, model.device, self.uses_mtp
-            )
+            self._state = None  # the old slot makes room for the new one
+            try:
+                self._state = HybridState(
+                    model.config, capacity, model.dtype, model.device, self.uses_mtp
+                )
+            except (torch.OutOfMemoryError, MemoryError) as error:
+                raise RequestError(
+                    f"{model.device} has no memory for the state of {capacity} tokens",
+                    "lower max_tokens or shorten the prompt",
+                ) from error
         return self._state
 
     @contextmanager

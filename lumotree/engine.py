@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 
-from lumotree.decoder import Decoder, DecoderConfig
-from lumotree.errors import CheckpointError, LumoTreeError
-from lumotree.exactness import ROW_MULTIPLES, probe_row_multiple
+from lumotree.decoder import Decoder, DecoderConfig, prefill
+from lumotree.errors import LumoTreeError
+from lumotree.exactness import PROBED_ROWS, ROW_MULTIPLES, probe_row_multiple
 from lumotree.model.checkpoint import resolve_model, weights_sha256
 from lumotree.model.hybrid import HybridModel
-from lumotree.model.rows import PrefillRows
 from lumotree.model.runner import RowRunner
 from lumotree.request import SamplingParams
 from lumotree.sampling import TokenHistory, gumbel_noise, process_logits
@@ -72,6 +71,10 @@ class Engine:
         """Loaded on first use. Raises CheckpointError."""
         return ChatTokenizer.load(self.folder)
 
+    @cached_property
+    def _weights_sha256(self) -> str:
+        return weights_sha256(self.folder)
+
     @property
     def max_context(self) -> int:
         """Positions the model was made for: prompt and generated tokens together."""
@@ -87,19 +90,20 @@ class Engine:
         Raises CheckpointError when `config` drafts with an MTP head the checkpoint lacks.
         """
         if config.passes < 0:
-            raise CheckpointError(f"passes={config.passes} is negative")
+            raise LumoTreeError(f"passes={config.passes} is negative")
         return Decoder(self.model, self.tokenizer, config, self.runner)
 
     def description(self) -> dict[str, Any]:
         """What run.json says of the model and of the exactness that holds on this machine."""
         return {
             "name": self.name,
-            "weights_sha256": weights_sha256(self.folder),
+            "weights_sha256": self._weights_sha256,
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "device": self.model.device.type,
             "rows": self.rows,
             "row_multiple": self.runner.multiple,
             "equal_bits": self.row_multiple is not None,
+            "equal_bits_probed_rows": PROBED_ROWS,
             "max_context": self.max_context,
             "has_mtp": self.has_mtp,
         }
@@ -111,19 +115,19 @@ class Engine:
         """Gap between the best and second-best token after prompt and generated ids.
 
         In units of processed logits with their noise (inf when one token alone is left): a gap
-        near the rounding error explains a divergence, a wide one means a fault. Computed by one
+        near the rounding error explains a divergence, a wide one means a fault. Computed by a
         prefill of everything.
         """
         tokens = [*prompt_ids, *generated_ids]
         model = self.model
         state = HybridState(model.config, len(tokens), model.dtype, model.device, mtp=False)
-        ids = torch.tensor(tokens, device=model.device)
-        rows = PrefillRows(state.kv, 0, len(tokens), model.rope, state)
-        logits = model.logits(model.forward(ids, rows)[-1:])
+        model.reserve(len(tokens))
+        hidden = prefill(model, state, tokens)
+        logits = model.logits(hidden)
         history = TokenHistory(model.config.vocab_size, prompt_ids, model.device)
         history.add(generated_ids)
         scores = process_logits(logits, params, history.generated[None], history.prompt_seen)
-        if params.temperature > 0:
+        if not params.greedy:
             position = torch.tensor([len(tokens)], device=model.device)
             scores = scores + gumbel_noise(params.seed, position, model.config.vocab_size)
         best, second = scores.topk(2).values[0].tolist()

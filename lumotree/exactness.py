@@ -11,12 +11,14 @@ import torch
 
 from lumotree.model.hybrid import HybridModel
 from lumotree.model.rows import PrefillRows, TreeRows
-from lumotree.model.runner import MATCHED_ROWS, RowRunner
+from lumotree.model.runner import RowRunner
 from lumotree.ops.reference import KEY_BLOCK
 from lumotree.state import HybridState
 from lumotree.tree import TreeDescriptor, tree_from_name
 
 ROW_MULTIPLES = (4, 8, 16, 32)
+# The rows of the largest tree compared; a larger one is not known to have equal bits.
+PROBED_ROWS = 32
 
 
 @torch.inference_mode()
@@ -39,7 +41,7 @@ def probe_row_multiple(model: HybridModel, seed: int = 0) -> int | None:
 def _equal_bits(
     model: HybridModel, runner: RowRunner, tree: TreeDescriptor, ids: torch.Tensor, count: int
 ) -> bool:
-    capacity = count + len(tree) + MATCHED_ROWS
+    capacity = count + len(tree)
     state = HybridState(model.config, capacity, model.dtype, model.device, mtp=False)
     model.forward(ids[:count], PrefillRows(state.kv, 0, count, model.rope, state))
     state.length = count

@@ -35,10 +35,12 @@ class PrefixStore:
         return snapshot
 
     def put(self, conversation: str, snapshot: Snapshot) -> None:
-        """Keeps `snapshot` unless it alone is over the budget."""
+        """Keeps `snapshot` in place of the conversation's last; one over the budget is not kept."""
+        self._kept.pop(conversation, None)
+        if snapshot.nbytes > self._budget:
+            return
         self._kept[conversation] = snapshot
-        self._kept.move_to_end(conversation)
-        while self._kept and self.nbytes > self._budget:
+        while self.nbytes > self._budget:
             self._kept.popitem(last=False)
 
     def clear(self) -> None:

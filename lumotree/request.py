@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Literal
@@ -11,8 +12,10 @@ from lumotree.errors import RequestError
 FinishReason = Literal["stop", "length"]
 PHASES = ("draft", "verify", "select", "publish", "other")
 SOURCES = ("spine", "runner-up", "suffix", "rescue")
-# Receives each step's emitted token ids as one tuple, in order; the prefill's first token too.
-TokenCallback = Callable[[tuple[int, ...]], None]
+GREEDY_BELOW = 1e-6
+# Receives each step's emitted token ids and the text that has become safe to show, in order;
+# the prefill's token first, and at the end no ids and the rest of the text.
+TokenCallback = Callable[[tuple[int, ...], str], None]
 
 
 @dataclass(frozen=True)
@@ -38,20 +41,32 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Raises RequestError naming the first field that is out of range."""
+        whole = isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop)
         rules = {
-            "temperature": self.temperature >= 0,
-            "top_p": 0 < self.top_p <= 1,
-            "top_k": self.top_k >= 0,
-            "min_p": 0 <= self.min_p <= 1,
-            "presence_penalty": -2 <= self.presence_penalty <= 2,
-            "frequency_penalty": -2 <= self.frequency_penalty <= 2,
-            "repetition_penalty": self.repetition_penalty > 0,
-            "max_tokens": self.max_tokens >= 1,
-            "stop": all(self.stop),
+            "temperature": (0 <= self.temperature < math.inf, "a finite number, at least 0"),
+            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
+            "top_k": (_is_int(self.top_k) and self.top_k >= 0, "a whole number, 0 for off"),
+            "min_p": (0 <= self.min_p <= 1, "from 0 to 1"),
+            "presence_penalty": (-2 <= self.presence_penalty <= 2, "from -2 to 2"),
+            "frequency_penalty": (-2 <= self.frequency_penalty <= 2, "from -2 to 2"),
+            "repetition_penalty": (0 < self.repetition_penalty < math.inf, "above 0"),
+            "seed": (_is_int(self.seed), "a whole number"),
+            "max_tokens": (
+                _is_int(self.max_tokens) and self.max_tokens >= 1,
+                "a whole number, at least 1",
+            ),
+            "stop": (whole, "a tuple of non-empty strings"),
         }
-        for name, ok in rules.items():
+        for name, (ok, wanted) in rules.items():
             if not ok:
-                raise RequestError(f"{name}={getattr(self, name)!r} is out of range")
+                raise RequestError(
+                    f"{name}={getattr(self, name)!r} is out of range", f"it must be {wanted}"
+                )
+
+    @property
+    def greedy(self) -> bool:
+        """Below this temperature, 1 / temperature blows rounding errors up to logit size."""
+        return self.temperature < GREEDY_BELOW
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -82,3 +97,7 @@ class Generation:
     accepted_by_row: list[int] = field(default_factory=list)
     accepted_by_source: dict[str, int] = field(default_factory=dict)
     phases_ms: dict[str, float] = field(default_factory=dict)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -20,8 +20,6 @@ _TIE_SLACK = 8
 # Probabilities relative to the most likely token are rounded to multiples of 2^-34. As integers
 # in float64 their sums are exact, whatever the order, up to 2^19 tokens.
 _PROBABILITY_UNIT = 2.0**34
-# Below this, 1 / temperature blows rounding errors up to logit size; the limit is greedy.
-_GREEDY_BELOW = 1e-6
 
 _MASK64 = 2**64 - 1
 
@@ -69,7 +67,7 @@ def process_logits(
     and the caller takes the argmax.
     """
     penalised = _penalise(_widen(logits), counts, prompt_seen, params)
-    if params.temperature < _GREEDY_BELOW:
+    if params.greedy:
         return penalised
     scaled = penalised * (1.0 / params.temperature)
     return scaled.masked_fill_(scaled < _dense_cut(scaled, params), -math.inf)
@@ -89,7 +87,7 @@ def sample_rows(
     Gumbel-max over the processed row: a draw depends on seed, position and row, on nothing else.
     """
     penalised = _penalise_rows(_widen(logits), params, history, paths)
-    if params.temperature < _GREEDY_BELOW:
+    if params.greedy:
         return penalised.argmax(-1)
     scaled = penalised * (1.0 / params.temperature)
     vocab = scaled.shape[1]

@@ -128,7 +128,7 @@ class HybridState:
         self.length = 0
         self.recurrent.zero_()
         self.conv.zero_()
-        if self.mtp_kv is not None:
+        if self.mtp_kv is not None:  # slot 0 weighs nothing, but 0 * NaN would count
             self.mtp_kv.keys[:, :, 0] = 0.0
             self.mtp_kv.values[:, :, 0] = 0.0
         self.mtp_hidden = self.conv.new_empty(0, self.hidden_size)

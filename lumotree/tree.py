@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from lumotree.errors import LumoTreeError
 
-MAX_ROWS = 256
+# The last key block and the tree's own keys are summed by one BLAS chain, which holds 384 terms:
+# 255 + 128 fit (ops/reference.py).
+MAX_ROWS = 128
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class TreeDescriptor:
     default_active: rows that may carry a draft; an inactive row is never read by another row.
     """
 
-    name: str
+    name: str = field(compare=False)
     parents: tuple[int, ...]
     default_active: tuple[bool, ...]
 
@@ -168,6 +170,8 @@ class TreeDescriptor:
         for row, parent in enumerate(self.parents[1:], start=1):
             if self.slots[parent] >= self.slots[row]:
                 raise LumoTreeError(f"tree {self.name}: slot of row {row} precedes its parent's")
+        if not all(self.default_active[row] for row in self.spine):
+            raise LumoTreeError(f"tree {self.name}: its deepest path has an inactive row")
         if sorted(self.slots) != list(range(len(self))):
             raise LumoTreeError(f"tree {self.name}: slots are not a permutation")
         if sorted(row for path in self.schedule for row in path.rows) != list(range(len(self))):

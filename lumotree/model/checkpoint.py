@@ -40,7 +40,8 @@ def resolve_model(name: str) -> Path:
         )
     except Exception as error:  # the hub raises many kinds; each means the same to the user
         raise CheckpointError(
-            f"could not fetch {name} from the hub: {type(error).__name__}",
+            f"could not fetch {name} from the hub: {type(error).__name__}: "
+            f"{str(error).splitlines()[0] if str(error) else 'no reason given'}",
             "check the id and the network, or give a local folder",
         ) from error
 
@@ -54,13 +55,7 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files: dict[str, Path] = {}
-        index = folder / "model.safetensors.index.json"
-        paths = sorted(folder.glob("*.safetensors"))
-        if index.is_file():
-            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            missing = sorted(name for name in names if not (folder / name).is_file())
-            if missing:
-                raise CheckpointError(f"{index} names {missing[0]}, which is not there")
+        paths = self._weight_files()
         if not paths:
             raise CheckpointError(
                 f"{folder} holds no .safetensors file", "convert the checkpoint to safetensors"
@@ -72,6 +67,11 @@ class Checkpoint:
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
             for name in self._handles[path].keys():  # noqa: SIM118 - not a mapping
+                if name in self._files:
+                    raise CheckpointError(
+                        f"{folder}: tensor {name} is in {self._files[name].name} and {path.name}",
+                        "remove the stale file, or add model.safetensors.index.json",
+                    )
                 self._files[name] = path
         self.trunk = next(
             (p for p in TRUNK_PREFIXES if f"{p}embed_tokens.weight" in self._files), None
@@ -82,8 +82,19 @@ class Checkpoint:
                 "only dense Qwen3.5-family text models can be loaded",
             )
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._files
+    def _weight_files(self) -> list[Path]:
+        """The files the index names, or every .safetensors file of a folder without one."""
+        index = self.folder / "model.safetensors.index.json"
+        if not index.is_file():
+            return sorted(self.folder.glob("*.safetensors"))
+        try:
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{index} is no index: it has no weight_map") from error
+        missing = sorted(name for name in names if not (self.folder / name).is_file())
+        if missing:
+            raise CheckpointError(f"{index} names {missing[0]}, which is not there")
+        return sorted(self.folder / name for name in names)
 
     def has_mtp(self) -> bool:
         return "mtp.fc.weight" in self._files

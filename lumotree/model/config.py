@@ -79,17 +79,22 @@ class ModelConfig:
     @classmethod
     def from_dict(cls, raw: dict[str, Any], where: str = "config.json") -> ModelConfig:
         """Raises CheckpointError naming the first field that is missing or unsupported."""
-        _refuse_unsupported(raw, where)
-        text = raw.get("text_config", raw)
-        _refuse_unsupported(text, where)
+        text = raw.get("text_config", raw) if isinstance(raw, dict) else raw
+        for config in (raw, text):
+            if not isinstance(config, dict):
+                raise CheckpointError(f"{where}: a model config must be a JSON object")
+            _refuse_unsupported(config, where)
 
-        def need(name: str, default: Any = None) -> Any:
-            value = text.get(name, default)
+        def number(name: str, default: float | None = None, kind: type = int) -> Any:
+            value = text.get(name)
+            value = default if value is None else value
             if value is None:
                 raise CheckpointError(f"{where} lacks the field {name}")
-            return value
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+                raise CheckpointError(f"{where}: {name} is {value!r}, which is no count")
+            return kind(value)
 
-        layers = int(need("num_hidden_layers"))
+        layers = number("num_hidden_layers")
         interval = text.get("full_attention_interval") or 4
         kinds = text.get("layer_types") or [
             LAYER_KINDS[(i + 1) % interval == 0] for i in range(layers)
@@ -99,35 +104,36 @@ class ModelConfig:
                 f"{where}: layer_types must be {layers} of {' or '.join(LAYER_KINDS)}"
             )
         rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-        if rope.get("rope_type", rope.get("type", "default")) not in ("default", "mrope"):
+        rope_kind = rope.get("rope_type", rope.get("type", "default"))
+        if rope_kind not in ("default", "mrope"):
             raise CheckpointError(
-                f"{where}: rope_parameters.rope_type {rope.get('rope_type')!r} is not supported",
+                f"{where}: rope_parameters.rope_type {rope_kind!r} is not supported",
                 "only the default rotary embedding is",
             )
-        heads = int(need("num_attention_heads"))
-        head_dim = int(text.get("head_dim") or need("hidden_size") // heads)
+        heads = number("num_attention_heads")
+        head_dim = text.get("head_dim") or number("hidden_size") // max(heads, 1)
         partial = rope.get("partial_rotary_factor", text.get("partial_rotary_factor", 0.25))
         config = cls(
-            vocab_size=int(need("vocab_size")),
-            hidden_size=int(need("hidden_size")),
-            intermediate_size=int(need("intermediate_size")),
+            vocab_size=number("vocab_size"),
+            hidden_size=number("hidden_size"),
+            intermediate_size=number("intermediate_size"),
             layer_types=tuple(kinds),
             num_attention_heads=heads,
-            num_key_value_heads=int(need("num_key_value_heads")),
+            num_key_value_heads=number("num_key_value_heads"),
             head_dim=head_dim,
             rotary_dim=int(head_dim * partial),
             rope_theta=float(rope.get("rope_theta", text.get("rope_theta", 1e7))),
-            linear_num_key_heads=int(need("linear_num_key_heads")),
-            linear_num_value_heads=int(need("linear_num_value_heads")),
-            linear_key_head_dim=int(need("linear_key_head_dim")),
-            linear_value_head_dim=int(need("linear_value_head_dim")),
-            conv_kernel=int(need("linear_conv_kernel_dim", 4)),
-            rms_norm_eps=float(need("rms_norm_eps", 1e-6)),
+            linear_num_key_heads=number("linear_num_key_heads"),
+            linear_num_value_heads=number("linear_num_value_heads"),
+            linear_key_head_dim=number("linear_key_head_dim"),
+            linear_value_head_dim=number("linear_value_head_dim"),
+            conv_kernel=number("linear_conv_kernel_dim", 4),
+            rms_norm_eps=number("rms_norm_eps", 1e-6, float),
             tie_word_embeddings=bool(
                 text.get("tie_word_embeddings", raw.get("tie_word_embeddings", False))
             ),
-            max_position_embeddings=int(need("max_position_embeddings", 32768)),
-            mtp_layers=int(text.get("mtp_num_hidden_layers", 1)),
+            max_position_embeddings=number("max_position_embeddings", 32768),
+            mtp_layers=number("mtp_num_hidden_layers", 1),
         )
         config._check_ratios(where)
         return config
@@ -137,7 +143,9 @@ class ModelConfig:
             ("num_attention_heads", "num_key_value_heads"),
             ("linear_num_value_heads", "linear_num_key_heads"),
         ):
-            if getattr(self, few) < 1 or getattr(self, many) % getattr(self, few):
+            if not getattr(self, few) or not getattr(self, many):
+                raise CheckpointError(f"{where}: {many} and {few} must be at least 1")
+            if getattr(self, many) % getattr(self, few):
                 raise CheckpointError(f"{where}: {many} must be a multiple of {few}")
         if self.rotary_dim % 2:
             raise CheckpointError(f"{where}: partial_rotary_factor leaves an odd rotary width")

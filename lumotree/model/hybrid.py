@@ -10,11 +10,12 @@ from torch import Tensor
 from lumotree.errors import CheckpointError
 from lumotree.model.checkpoint import Checkpoint
 from lumotree.model.config import ModelConfig
-from lumotree.model.layers import DecoderLayer, Rows
+from lumotree.model.layers import DecoderLayer, Rows, Take, below
 from lumotree.ops import reference as ops
+from lumotree.tree import MAX_ROWS
 
-# Rope positions beyond the context: a tree may reach past the last token that is emitted.
-SPARE_POSITIONS = 256
+# Rope positions made at load; longer requests reserve more, up to the model's context.
+FIRST_POSITIONS = 8192
 
 
 class HybridModel:
@@ -24,34 +25,41 @@ class HybridModel:
         self, config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.config, self.dtype, self.device = config, dtype, device
+        self.rope: Tensor | None = None
 
-        def take(name: str, shape: tuple[int, ...]) -> Tensor:
-            return checkpoint.take(name, shape).to(device=device, dtype=dtype)
-
-        def below(prefix: str):
-            return lambda name, shape: take(prefix + name, shape)
+        def take(name: str, shape: tuple[int, ...], exact: torch.dtype | None = None) -> Tensor:
+            return checkpoint.take(name, shape).to(device=device, dtype=exact or dtype)
 
         trunk, h = checkpoint.trunk, config.hidden_size
         self.embedding = take(f"{trunk}embed_tokens.weight", (config.vocab_size, h))
         seen = dict.fromkeys(config.layer_types, 0)
         self.layers: list[DecoderLayer] = []
         for i, kind in enumerate(config.layer_types):
-            self.layers.append(DecoderLayer(config, kind, seen[kind], below(f"{trunk}layers.{i}.")))
+            here = below(take, f"{trunk}layers.{i}.")
+            self.layers.append(DecoderLayer(config, kind, seen[kind], here))
             seen[kind] += 1
-        self.norm = ops.Norm.of(1 + take(f"{trunk}norm.weight", (h,)).float(), config.rms_norm_eps)
-        tied = config.tie_word_embeddings or "lm_head.weight" not in checkpoint
+        norm = 1 + take(f"{trunk}norm.weight", (h,), torch.float32)
+        self.norm = ops.Norm.of(norm, config.rms_norm_eps)
+        tied = config.tie_word_embeddings
         self.lm_head = ops.pack_linear(
             self.embedding if tied else take("lm_head.weight", (config.vocab_size, h))
         )
-        self.mtp = MTPHead(config, below("mtp.")) if checkpoint.has_mtp() else None
-        self.rope = ops.rope_table(
-            config.max_position_embeddings + SPARE_POSITIONS,
-            config.head_dim,
-            config.rotary_dim,
-            config.rope_theta,
-            dtype,
-            device,
-        )
+        self.mtp = MTPHead(config, below(take, "mtp.")) if checkpoint.has_mtp() else None
+        self.reserve(min(config.max_position_embeddings, FIRST_POSITIONS))
+
+    def reserve(self, positions: int) -> None:
+        """Makes `rope` cover `positions` and what a tree may reach past them."""
+        needed = positions + MAX_ROWS
+        if self.rope is None or self.rope.shape[0] < needed:
+            config = self.config
+            self.rope = ops.rope_table(
+                needed,
+                config.head_dim,
+                config.rotary_dim,
+                config.rope_theta,
+                self.dtype,
+                self.device,
+            )
 
     @classmethod
     def load(cls, folder: Path, dtype: torch.dtype, device: torch.device) -> HybridModel:
@@ -59,7 +67,7 @@ class HybridModel:
         config = ModelConfig.from_folder(folder)
         try:
             return cls(config, Checkpoint(folder), dtype, device)
-        except torch.OutOfMemoryError as error:
+        except (torch.OutOfMemoryError, MemoryError) as error:
             raise CheckpointError(f"{folder} does not fit the memory of {device}") from error
 
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -89,19 +97,17 @@ class MTPHead:
     The result predicts token p + 1 through the shared lm_head.
     """
 
-    def __init__(self, config: ModelConfig, take) -> None:
+    def __init__(self, config: ModelConfig, take: Take) -> None:
         h = config.hidden_size
 
         def norm(name: str) -> ops.Norm:
-            return ops.Norm.of(1 + take(f"{name}.weight", (h,)).float(), config.rms_norm_eps)
+            return ops.Norm.of(1 + take(f"{name}.weight", (h,), torch.float32), config.rms_norm_eps)
 
         self.norm_embedding = norm("pre_fc_norm_embedding")
         self.norm_hidden = norm("pre_fc_norm_hidden")
         self.norm = norm("norm")
         self.fc = ops.pack_linear(take("fc.weight", (h, 2 * h)))
-        self.layer = DecoderLayer(
-            config, "full_attention", 0, lambda name, shape: take("layers.0." + name, shape)
-        )
+        self.layer = DecoderLayer(config, "full_attention", 0, below(take, "layers.0."))
 
     def __call__(self, embedded: Tensor, hidden: Tensor, rows: Rows) -> Tensor:
         both = torch.cat(

@@ -7,7 +7,6 @@ published Qwen3.5 text models.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -19,8 +18,22 @@ from lumotree.ops import reference as ops
 # Inside the root of the L2 norm of GDN queries and keys.
 L2_EPS = 1e-6
 
-# Reads a tensor by its name below the layer's prefix, with its expected shape.
-Take = Callable[[str, tuple[int, ...]], Tensor]
+
+class Take(Protocol):
+    """Reads a tensor by its name below a prefix, with its expected shape.
+
+    Weights of matrix products are cast to the model dtype (None); what enters float32
+    arithmetic is taken in float32, since checkpoints store some of it wider than the rest.
+    """
+
+    def __call__(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
+    ) -> Tensor: ...
+
+
+def below(take: Take, prefix: str) -> Take:
+    """`take` for names below `prefix`."""
+    return lambda name, shape, dtype=None: take(prefix + name, shape, dtype)
 
 
 class Rows(Protocol):
@@ -54,12 +67,13 @@ class GatedDeltaNet:
         self.in_proj = ops.pack_linear(
             torch.cat([take(f"in_proj_{name}.weight", (width, h)) for name, width in parts])
         )
-        conv = take("conv1d.weight", (config.conv_dim, 1, config.conv_kernel))
-        self.conv_weight = conv[:, 0].t().float().contiguous()
-        self.gates = ops.DeltaGates(take("A_log", (heads,)), take("dt_bias", (heads,)))
-        self.norm = ops.Norm.of(
-            take("norm.weight", (config.linear_value_head_dim,)), config.rms_norm_eps
+        conv = take("conv1d.weight", (config.conv_dim, 1, config.conv_kernel), torch.float32)
+        self.conv_weight = conv[:, 0].t().contiguous()
+        self.gates = ops.DeltaGates(
+            take("A_log", (heads,), torch.float32), take("dt_bias", (heads,), torch.float32)
         )
+        norm = take("norm.weight", (config.linear_value_head_dim,), torch.float32)
+        self.norm = ops.Norm.of(norm, config.rms_norm_eps)
         self.out_proj = ops.pack_linear(take("out_proj.weight", (h, config.value_dim)))
         # Queries carry the 1 / sqrt(dk) of the published model, keys do not.
         scale = torch.tensor([config.linear_key_head_dim**-0.5, 1.0], device=conv.device)
@@ -103,7 +117,7 @@ class Attention:
             q_gate[:, 1].reshape(heads * d, h),
         )
         self.in_proj = ops.pack_linear(torch.cat(parts))
-        norms = [1 + take(f"{name}_norm.weight", (d,)).float() for name in "qk"]
+        norms = [1 + take(f"{name}_norm.weight", (d,), torch.float32) for name in "qk"]
         # The published scores are scaled by 1 / sqrt(d): here the queries are, with their norm.
         scales = [norms[0].expand(heads, d) * d**-0.5, norms[1].expand(kv_heads, d)]
         self.qk_norm = ops.Norm.of(torch.cat(scales), config.rms_norm_eps)
@@ -142,7 +156,7 @@ class DecoderLayer:
         shape = (config.hidden_size,)
 
         def norm(part: str) -> ops.Norm:
-            weight = take(f"{part}_layernorm.weight", shape).float()
+            weight = take(f"{part}_layernorm.weight", shape, torch.float32)
             return ops.Norm.of(1 + weight, config.rms_norm_eps)
 
         self.input_norm, self.post_norm = norm("input"), norm("post_attention")
@@ -150,8 +164,8 @@ class DecoderLayer:
             "linear_attention": ("linear_attn.", GatedDeltaNet),
             "full_attention": ("self_attn.", Attention),
         }[kind]
-        self.mixer = mixer(config, index, lambda part, shape: take(name + part, shape))
-        self.mlp = MLP(config, lambda part, shape: take("mlp." + part, shape))
+        self.mixer = mixer(config, index, below(take, name))
+        self.mlp = MLP(config, below(take, "mlp."))
 
     def __call__(self, x: Tensor, rows: Rows) -> Tensor:
         x = self.mixer(ops.rms_norm(x, self.input_norm), x, rows)

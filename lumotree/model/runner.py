@@ -1,7 +1,8 @@
 """Row counts and index tensors: every forward of decode time goes through here.
 
 Row mode `natural`: a step pays for its own active rows, padded to `multiple` rows, which is as
-far as equal bits need on this machine. `matched`: every step runs at the same row count.
+far as equal bits need on this machine. `matched`: every step
+runs at the same row count (MATCHED_ROWS, or its own where a tree is larger).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from lumotree.model.rows import TreeIndex
 from lumotree.tree import TreeDescriptor, tree_from_name
 
 MATCHED_ROWS = 32
+# Which rows are active differs from step to step; a wide tree has many such shapes.
+MAX_INDICES = 1024
 
 
 class RowRunner:
@@ -38,6 +41,8 @@ class RowRunner:
             padded = max(padded, MATCHED_ROWS)
         key = (tree, padded)
         if key not in self._indices:
+            if len(self._indices) >= MAX_INDICES:
+                self._indices.clear()
             self._indices[key] = TreeIndex(tree, padded, self._width, self._group, self._device)
         return self._indices[key]
 

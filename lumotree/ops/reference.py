@@ -1,8 +1,9 @@
 """Plain torch definition of every operation, float32 and bfloat16, CPU and CUDA.
 
-Rows are independent: the bits of a row's result depend neither on its neighbours nor on the
-row count. Where that needs care (which matrix product, which summation order), a comment says
-how. Recurrences and attention run in float32 whatever the model dtype.
+Rows are independent, as far as the start-up probe finds it so on this machine: the bits of a
+row's result depend neither on its neighbours nor on the row count. Where that needs care (which
+matrix product, which summation order), a comment says how. Recurrences and attention run in
+float32 whatever the model dtype.
 Arithmetic: Qwen3.5 as published (RMSNorm with 1 + w, gated attention, gated delta rule of
 Yang et al. 2024, arXiv 2412.06464).
 """

@@ -22,7 +22,7 @@ from lumotree.state import HybridState, Snapshot
 from lumotree.tree import TreeDescriptor, tree_from_name
 
 ROOT = tree_from_name("root")
-SPARE = 48
+SPARE = 136
 
 
 def relative(ours: Tensor, theirs: Tensor) -> float:

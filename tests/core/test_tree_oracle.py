@@ -176,3 +176,20 @@ def test_equal_bits_hold_on_cpus_with_mkl(engines, model, dtype):
     if not torch.backends.mkl.is_available():
         pytest.skip("another BLAS: whether equal bits hold is for the probe to say")
     assert engines(model, dtype).row_multiple is not None
+
+
+@pytest.mark.parametrize(("rows", "prefix"), [(128, 255), (128, 250), (100, 190)])
+def test_trees_of_many_rows_equal_their_paths(engines, rows, prefix):
+    """The last key block and the largest tree together are one summation chain of the BLAS."""
+    parents = [-1, *[max(0, row - 1 - row % 3) for row in range(1, rows)]]
+    check_tree(engines("tiny"), tree_of(parents), prefix, seed=rows, every_path=False)
+
+
+def test_rows_equal_their_paths_on_two_threads(engines):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        tree, _ = HYDRA.restrict(HYDRA.default_active)
+        check_tree(engines("embedded"), tree, 251, seed=2, every_path=False)
+    finally:
+        torch.set_num_threads(before)
