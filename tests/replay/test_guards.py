@@ -1,7 +1,13 @@
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from replay.guards import check_equality, divergence
+from replay.guards.counters import rises
+from replay.guards.judge import equality_check
+from replay.guards.lengths import swap_test
+from replay.guards.loops import longest_loop, loops
 from replay.rows import Row
 
 ids = st.lists(st.integers(0, 3), max_size=6)
@@ -47,3 +53,70 @@ def test_a_request_the_first_arm_failed_is_compared_among_the_others():
     rows = [row("ar", None, error="gone"), row("b", [1]), row("c", [2])]
     found = check_equality(rows, ["ar", "b", "c"])
     assert [(m.reference, m.arm) for m in found.mismatches] == [("b", "c")]
+
+
+def text(n, seed=0):
+    return np.random.default_rng(seed).integers(0, 500, n).tolist()
+
+
+@pytest.mark.parametrize(
+    ("ids", "looping"),
+    [
+        (text(200), False),
+        (text(80) + [7, 8, 9] * 40, True),  # ends in a loop: half of it is still new
+        (text(130) + [7, 8, 9] * 20, False),  # a table at the end of an answer
+        (text(60) * 2, False),  # said twice is no loop
+        (text(50) * 4, True),
+        ([t for i in range(40) for t in (1, 2, 3, 4, 5, 6, 7, text(40)[i] % 4)], True),  # varies
+        ([5] * 23, False),  # too short to tell
+        ([5] * 24, True),
+        (None, False),
+        ([], False),
+    ],
+)
+def test_loops_are_told_from_text(ids, looping):
+    assert loops(ids) is looping
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=60))
+def test_the_longest_loop_agrees_with_a_plain_search(tokens):
+    best = 0
+    for period in range(1, len(tokens) // 4 + 1):
+        for start in range(len(tokens)):
+            stop = start + period
+            while stop < len(tokens) and tokens[stop] == tokens[stop - period]:
+                stop += 1
+            if stop <= len(tokens) and stop - start >= 4 * period:
+                best = max(best, stop - start)
+    assert longest_loop(tokens) == best
+
+
+@pytest.mark.parametrize(("n", "exact"), [(4, 2 / 16), (10, 2 / 1024)])
+def test_the_swap_test_is_exact_for_few_requests(n, exact):
+    assert swap_test(np.full(n, 0.5)) == exact
+    assert swap_test(np.array([0.5, -0.5] * (n // 2))) == 1
+
+
+def test_the_swap_test_is_uniform_under_no_shift():
+    random = np.random.default_rng(0)
+    p = [swap_test(random.normal(0, 1, 20)) for _ in range(200)]
+    assert 0.01 <= np.mean(np.array(p) <= 0.05) <= 0.1
+
+
+def test_near_ties_only_warn_where_bits_are_not_equal():
+    rows = [row("ar", [1, 2]), row("tree", [1, 3])]
+    for margin, equal_bits, status in (
+        (0.1, False, "warn"),
+        (0.1, True, "fail"),
+        (0.1, None, "fail"),
+        (3.0, False, "fail"),
+        (None, False, "fail"),
+    ):
+        found = check_equality(rows, ["ar", "tree"], lambda *_, m=margin: m)
+        assert equality_check(found, "tree", equal_bits).status == status
+
+
+def test_lifetime_counters_need_six_rising_rows():
+    assert rises([1, 3, 5, 7, 9, 11]) and not rises([1, 3, 5, 7, 9])
+    assert not rises([10, 11, 12, 13, 14, 15]), "natural growth is no sum"
+    assert not rises([1, 3, 5, 7, 9, 9]) and not rises([None] * 6)
