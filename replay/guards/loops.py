@@ -26,11 +26,20 @@ def loops(ids: Sequence[int] | None) -> bool:
     """True when at least half of an output is one period repeated, or hardly any of it is new."""
     if ids is None or len(ids) < MIN_TOKENS:
         return False
-    grams = len(ids) - GRAM + 1
-    distinct = len({tuple(ids[i : i + GRAM]) for i in range(grams)}) / grams
+    distinct = distinct_grams(ids)
     if distinct > CLEAR:
         return False
     return distinct < DISTINCT or longest_loop(ids) >= SHARE * len(ids)
+
+
+def distinct_grams(ids: Sequence[int]) -> float:
+    """Share of an output's 4-grams that are distinct."""
+    x = np.asarray(ids, dtype=np.uint64)
+    grams = x[: len(x) - GRAM + 1].copy()
+    for shift in range(1, GRAM):
+        # One odd multiplier: two 4-grams meet by chance once in 2^64 or so.
+        grams = grams * np.uint64(0x9E3779B97F4A7C15) + x[shift : len(x) - GRAM + 1 + shift]
+    return len(np.unique(grams)) / len(grams)
 
 
 def longest_loop(ids: Sequence[int]) -> int:
