@@ -24,7 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from lumotree.errors import LumoTreeError  # noqa: E402
-from replay.results import TABLES, block, fill, overview, stored_runs  # noqa: E402
+from replay.paper_tables import TABLES  # noqa: E402
+from replay.results import block, fill, overview, stored_runs  # noqa: E402
 
 PAGES = ("README.md", "results/**/*.md", "docs/**/*.md")
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from lumotree.request import PHASES
 from replay.plots.style import INK, PHASE_FILL, bar_axes, note
-from replay.report.view import ArmView, RunView
+from replay.report.arm import ArmView
+from replay.report.view import RunView
 
 TITLE = "Timeline of a step"
 TEXT = (

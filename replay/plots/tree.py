@@ -6,7 +6,8 @@ from typing import Any
 
 from lumotree.tree import TreeDescriptor
 from replay.plots.style import INK, SOFT, new_figure
-from replay.report.view import ArmView, RunView
+from replay.report.arm import ArmView
+from replay.report.view import RunView
 
 TITLE = "Acceptance by tree node"
 TEXT = (

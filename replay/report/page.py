@@ -14,8 +14,9 @@ from replay.metrics import ARM, COMPARISON, GUARDS
 from replay.plots import PICTURES, draw_view, picture
 from replay.report.about import about
 from replay.report.cells import Table
+from replay.report.predictions import breakeven_table
 from replay.report.requests import request_table
-from replay.report.sections import breakeven_table, tables
+from replay.report.sections import tables
 from replay.report.view import RunView
 from replay.report.words import floor_of, headline, warnings, why
 

@@ -1,12 +1,13 @@
-"""The tables of a report: headline, comparisons, decomposition, phases and guards."""
+"""The tables of a report: rates, comparisons, what a rate is made of, phases."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from lumotree.request import PHASES
+from replay.report.arm import ArmView
 from replay.report.cells import NONE, Cell, Table, count, number, words
-from replay.report.view import ArmView, RunView
+from replay.report.checks import finding_table, guard_table
+from replay.report.predictions import cost_table
+from replay.report.view import RunView
 from replay.report.words import floor_of, verdict_of
 
 
@@ -148,105 +149,6 @@ def phase_table(view: RunView) -> Table | None:
         rows.append([words(arm.name, "name"), *shares, number(sum(arm.phases.values()), 3)])
     columns = [("arm", ""), *((phase, "ms per step") for phase in PHASES), ("sum", "ms per step")]
     return Table("phases", "Phases of a step", columns, rows, "Bars show a phase's share.")
-
-
-def guard_table(view: RunView) -> Table | None:
-    """Guards down, arms across; what a guard saw stands in the table of findings."""
-    arms = [arm for arm in view.arms.values() if arm.checks]
-    names = list(dict.fromkeys(check["name"] for arm in arms for check in arm.checks))
-    if not names:
-        return None
-    looks = {"pass": "good", "fail": "bad", "warn": "warn", "skip": "soft"}
-    rows = []
-    for name in names:
-        cells = [words(name.replace("_", " "), "name")]
-        for arm in arms:
-            found = next((check for check in arm.checks if check["name"] == name), None)
-            status = found["status"] if found else NONE
-            reason = found["reason"] if found else None
-            cells.append(Cell(status, kind=looks.get(status, "soft"), title=reason))
-        rows.append(cells)
-    columns = [("guard", ""), *((arm.name, "") for arm in arms)]
-    note = "A failed guard withholds the arm's rate. A guard is skipped where the arm cannot say."
-    return Table("guards", "Output guards", columns, rows, note)
-
-
-def finding_table(view: RunView) -> Table | None:
-    """The sentences of guards that failed or warned; one row for arms that share a sentence."""
-    shared: dict[tuple[str, str, str], list[str]] = {}
-    for arm in view.arms.values():
-        for check in arm.checks:
-            if check["status"] in ("fail", "warn"):
-                key = (check["name"], check["status"], str(check["reason"]))
-                shared.setdefault(key, []).append(arm.name)
-    if not shared:
-        return None
-    rows = [
-        [
-            words(", ".join(names), "name"),
-            words(name.replace("_", " ")),
-            words(status, "bad" if status == "fail" else "warn"),
-            words(reason),
-        ]
-        for (name, status, reason), names in sorted(shared.items(), key=lambda item: item[0][1])
-    ]
-    columns = [("arm", ""), ("guard", ""), ("result", ""), ("what was seen", "")]
-    return Table("findings", "Findings", columns, rows)
-
-
-def cost_table(view: RunView) -> Table | None:
-    """The fitted cost of a step, and the trees predicted to be best from it."""
-    cost = view.summary.get("cost_model")
-    if not cost or not cost.get("predicted"):
-        return None
-    note = (
-        f"A step costs {cost['fixed_ms']:.2f} ms, {cost['per_pass_ms']:.2f} more per drafting "
-        f"pass and {cost['per_row_ms']:.3f} per row, fitted to {cost['designs']} trees of this run"
-    )
-    if cost.get("loo_relative") is not None:
-        note += f"; a tree left out of the fit is predicted to {100 * cost['loo_relative']:.0f} %"
-    note += ". These are predictions, not measurements: run a tree as an arm to know."
-    columns = [("tree", ""), ("passes", ""), ("suffix", ""), ("rows", ""), ("tokens", "per step")]
-    columns += [("time", "ms per step"), ("predicted rate", "tok/s")]
-    rows = [
-        [
-            words(found["tree"], "name"),
-            count(found["passes"]),
-            words("on" if found.get("suffix") else "off"),
-            count(found.get("rows")),
-            number(found.get("tokens_per_step")),
-            number(found.get("ms_per_step"), 1),
-            number(found.get("tok_s"), 1),
-        ]
-        for found in cost["predicted"]
-    ]
-    return Table("cost", "Trees predicted to be best here", columns, rows, note)
-
-
-def breakeven_table(found: dict[str, Any]) -> Table:
-    """The break-even map as figures: cost and gain of each tree."""
-    columns = [("tree", ""), ("rows", ""), ("depth", ""), ("draft", "ms"), ("verify", "ms")]
-    columns += [("publish", "ms"), ("step", "ms"), ("tokens", "per step")]
-    columns += [("break-even", "tokens per step"), ("rate", "tok/s"), ("eaten", "by publishing")]
-    keys = ("draft_ms", "verify_ms", "publish_ms", "ms_per_step", "tokens_per_step")
-    rows = []
-    for row in found["map"]:
-        eaten = row.get("publish_share_of_advantage")
-        share = Cell(NONE, kind="num soft") if eaten is None else number(100 * eaten, 0)
-        rows.append(
-            [
-                words(row["name"], "name"),
-                count(row.get("rows")),
-                count(row.get("depth")),
-                *(number(row.get(key)) for key in keys),
-                number(row.get("break_even_tokens_per_step")),
-                number(row.get("tok_s"), 1),
-                share if eaten is None else Cell(f"{share.text} %", eaten, "num"),
-            ]
-        )
-    return Table(
-        "breakeven", "Break-even map", columns, rows, " ".join(found.get("conclusion") or ())
-    )
 
 
 def tables(view: RunView) -> dict[str, Table]:

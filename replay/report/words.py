@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from replay.report.view import ArmView, RunView
+from replay.report.arm import ArmView
+from replay.report.view import RunView
 
 # Below this many requests a 95 % interval is more a hint than a measure.
 FEW = 20

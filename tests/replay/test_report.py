@@ -38,7 +38,7 @@ class References(HTMLParser):
 
 
 def text_of(page):
-    return html.unescape(re.sub(r"<[^>]+>", " ", page))
+    return html.unescape(re.sub(r"<[^>]+>", " ", page.replace("<wbr>", "")))
 
 
 @pytest.fixture
