@@ -1,13 +1,16 @@
 """The break-even map: arithmetic of its rows, and a small measurement on the embedded model."""
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from replay.breakeven import Cost, Shape, add_best_chain, conclude, map_row, shapes
 from replay.cli import app
 from replay.prediction import Reach
+from replay.tables import print_breakeven
 from tests.replay.fakes import corpus_lines, write_corpus
 
 ROW = {
@@ -101,12 +104,9 @@ def test_a_small_study_on_the_embedded_model(tmp_path, monkeypatch):
     assert found["map"][0]["break_even_tokens_per_step"] == pytest.approx(1.0)
     assert found["cost_model"]["per_row_ms"] is not None
     assert found["choice"]["weights_sha256"] == found["model"]["weights_sha256"]
-    text = CliRunner().invoke(
-        app,
-        ["breakeven", str(corpus), "--requests", "1", "--tokens", "24", "--repeats", "1"],
-    )  # fmt: skip
-    assert text.exit_code == 0, text.output
-    assert "A step costs" in text.stdout and "tree=auto would decode with" in text.stdout
+    out = io.StringIO()
+    print_breakeven(Console(file=out, width=100), found)
+    assert "A step costs" in out.getvalue() and "tree=auto would decode with" in out.getvalue()
 
 
 def test_wrong_use_is_one_sentence(tmp_path):
