@@ -42,7 +42,12 @@ def headline(view: RunView) -> str:
             f"The highest rate on this machine is that of {best.name}: {rate}, {ratio:.2f} times "
             f"{base.name}. The two are not separated{reason}."
         )
-    return f"On this machine {best.name} wins: {rate}, {ratio:.2f} times {base.name}."
+    text = f"On this machine {best.name} wins: {rate}, {ratio:.2f} times {base.name}."
+    others = [arm for arm in view.arms.values() if arm.quoted and arm not in (best, base)]
+    if others:
+        second = max(others, key=lambda arm: arm.quoted or 0.0)
+        text += f" Next is {second.name} with {second.quoted:.1f}."
+    return text
 
 
 def why(view: RunView) -> str | None:
