@@ -30,7 +30,8 @@ def replay(
         None,
         help="Arm specs separated by spaces, or all (= ar mtp-5 lumotree sglang-eagle), "
         "the default. NAME[:key=value[,key=value]]; names: ar, mtp-1, mtp-3, mtp-5, mtp-7, "
-        "lumotree (tree=, passes=, suffix=on|off), sglang-eagle (url=).",
+        "lumotree (tree= a preset, a parent list or auto, passes=, suffix=on|off, plan=), "
+        "sglang-eagle (url=). tree=auto is calibrated before the first request.",
     ),
     arm: list[str] = typer.Option(None, help="One arm spec; may be repeated."),
     model: str = typer.Option(

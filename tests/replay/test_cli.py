@@ -12,7 +12,7 @@ from tests.replay.fakes import FakeEngine, corpus_lines, install, write_corpus
 
 COMMANDS = [
     "replay", "plot", "report", "export", "corpus inspect", "corpus validate", "corpus import",
-    "corpus export", "corpus select", "tree show",
+    "corpus export", "corpus select", "tree show", "compare", "breakeven",
 ]  # fmt: skip
 INTERFACE = {
     "schema_version", "command", "arms", "model", "corpus", "machine", "versions", "git_commit",
