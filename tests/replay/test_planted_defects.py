@@ -15,6 +15,7 @@ from replay.guards import check_equality
 from replay.rows import Row
 from replay.runfolder import RunFolder
 from replay.summary import summarise
+from tests.replay.fakes import FakeEngine, corpus_lines, install, write_corpus
 
 REQUESTS, RUNS, CAP = 12, 2, 200
 
@@ -275,3 +276,26 @@ def test_compare_prints_and_exits_with_the_defect(tmp_path):
     assert "withheld: server: " in done.stderr and "repeat themselves" in done.stdout
     done = CliRunner().invoke(app, ["compare", str(tmp_path / "r"), "--json"])
     assert json.loads(done.stdout)["comparisons"][0]["verdict"] == "withheld"
+
+
+def test_a_replay_with_a_planted_defect_ends_with_exit_code_1(tmp_path, monkeypatch):
+    """The whole command: an arm that is fed another prompt, in this process."""
+
+    class Misled(FakeEngine):
+        def decoder(self, config):
+            decoder = super().decoder(config)
+            if config.tree == "hydra27":
+                honest = decoder.generate
+                decoder.generate = lambda ids, *words, **named: honest([1, *ids], *words, **named)
+            return decoder
+
+    monkeypatch.chdir(tmp_path)
+    install(Misled(), monkeypatch)
+    corpus = write_corpus(tmp_path / "c.jsonl", corpus_lines())
+    words = ["replay", str(corpus), "--arms", "ar lumotree", "--cap", "9", "--out", "r"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 1, done.output
+    assert "withheld: lumotree: prompt tokens differ from what was sent in 6 req" in done.stderr
+    summary = RunFolder.open(tmp_path / "r").summary()
+    assert summary["arms"]["lumotree"]["guards"]["failed"] == ["prompt_tokens"]
+    assert summary["arms"]["lumotree"]["pooled_tok_s"] is None
