@@ -8,7 +8,7 @@
 
 PYTHON ?= python3
 PIP_ARGS ?=
-REPLAY_ARGS ?= --runs 2 --limit 4 --cap 32
+REPLAY_ARGS ?= --runs 2 --limit 6 --cap 64
 BIN := .venv/bin
 STAMP := .venv/.installed
 
