@@ -1,0 +1,1 @@
+"""Benchmarks of components, as library functions; the command line lives in `replay`."""
