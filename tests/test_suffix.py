@@ -19,7 +19,10 @@ def brute_force(history: list[int], extra: list[int], limit: int) -> SuffixMatch
         suffix = text[len(text) - length :]
         for end in range(length, len(history)):  # an end at len(history) has nothing after it
             if history[end - length : end] == suffix:
-                return SuffixMatch(length, history[end : end + limit])
+                copied: list[int] = []
+                while len(copied) < limit:
+                    copied.append((text + copied)[end + len(copied)])
+                return SuffixMatch(length, copied)
     return SuffixMatch(0, [])
 
 
@@ -52,11 +55,16 @@ def test_the_first_end_is_continued_not_the_last():
     assert SuffixAutomaton([1, 2, 8, 1, 2, 9, 1, 2]).lookup([], 3) == (2, [8, 1, 2])
 
 
-def test_nothing_past_the_history_and_nothing_for_an_empty_one():
+def test_a_repeating_text_goes_on_past_its_end():
+    loop = [1, 2, 3, 4, 5, 6] * 3
+    assert SuffixAutomaton(loop).lookup([1, 2, 3, 4, 5], 8) == (17, [6, 1, 2, 3, 4, 5, 6, 1])
+
+
+def test_nothing_for_an_empty_history():
     assert SuffixAutomaton().lookup([], 4) == (0, [])
     assert SuffixAutomaton().lookup([5], 4) == (0, [])
     assert SuffixAutomaton([5]).lookup([5], 4) == (0, [])
-    assert SuffixAutomaton([5, 6]).lookup([5], 99) == (1, [6])
+    assert SuffixAutomaton([5, 6]).lookup([5], 4) == (1, [6, 5, 6, 5])
 
 
 def test_a_token_never_seen_ends_the_match():

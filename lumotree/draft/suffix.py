@@ -13,7 +13,11 @@ DRAFT_PER_MATCHED_TOKEN = 4
 
 
 class SuffixMatch(NamedTuple):
-    """length: matched tokens, 0 for none. tokens: the text after the match's first end."""
+    """length: matched tokens, 0 for none. tokens: the text after the match's first end.
+
+    Where that text reaches the end of history + extra it goes on into itself, as a repeating
+    text does.
+    """
 
     length: int
     tokens: list[int]
@@ -80,8 +84,8 @@ class SuffixAutomaton:
         self._last = last
 
     def lookup(self, extra: Sequence[int], limit: int) -> SuffixMatch:
-        """The longest suffix of history + extra that ended before the history's end, and up to
-        `limit` tokens of the history after its first end. Changes nothing.
+        """The longest suffix of history + extra that ended before the history's end, and the
+        `limit` tokens after its first end. Changes nothing.
 
         The cost is one step per extra token and per suffix link followed: microseconds, except
         in a long run of one repeated token, where the links form a chain of that length.
@@ -106,7 +110,14 @@ class SuffixAutomaton:
         if matched == 0:
             return SuffixMatch(0, [])
         start = self._first_end[state] + 1
-        return SuffixMatch(matched, self._history[start : start + max(limit, 0)])
+        copied = self._history[start : start + max(limit, 0)]
+        # A text that repeats itself runs past the history's end: the copy goes on in what it
+        # would have to follow, `extra` and then the copy itself.
+        for at in range(
+            start + len(copied) - len(self._history), start + limit - len(self._history)
+        ):
+            copied.append(extra[at] if at < len(extra) else copied[at - len(extra)])
+        return SuffixMatch(matched, copied)
 
 
 def budget(match_length: int, capacity: int, minimum: int = 2) -> int:

@@ -236,12 +236,12 @@ def test_the_spine_takes_the_argmax_and_the_runner_ups_the_rest_in_order():
 
 
 def test_rows_below_a_short_match_stay_inactive():
-    """Budget: four drafts per matched token; the text after the match ends before the tail does."""
-    plan = draft_plan(tree_from_name("chain-7"), 0)
-    text = [1, 2, 3, 1, 2]
-    proposal = fill(plan, 2, [], SuffixAutomaton(text))
-    assert [t for t, on in zip(proposal.tokens, proposal.active, strict=True) if on] == [2, 3, 1, 2]
-    assert proposal.source[1:4] == ["suffix"] * 3
+    """Budget: four drafts per matched token, so a match of two fills eight of eleven rows."""
+    plan = draft_plan(tree_from_name("chain-11"), 0)
+    proposal = fill(plan, 2, [], SuffixAutomaton([1, 2, 3, 1, 2]))
+    drafts = [t for t, on in zip(proposal.tokens, proposal.active, strict=True) if on][1:]
+    assert drafts == [3, 1, 2, 3, 1, 2, 3, 1]
+    assert proposal.source[1:9] == ["suffix"] * 8
 
 
 def test_rescue_follows_the_runner_up_and_not_the_spine():
