@@ -32,9 +32,17 @@ ADVANCE = tl.constexpr(2)
 
 
 @triton.jit
-def _hold(state, vector):
-    """S^T x: [BV] of a tile [dk, BV] and x [dk]. The one reduction of every kernel here."""
-    return tl.sum(state * vector[:, None], axis=0)
+def _add_two(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
+def _hold(state, key, query):
+    """S^T k and S^T q, [BV] each, of a tile [dk, BV]: the one reduction of every kernel here.
+
+    Both at once, so that the two chains of shuffles overlap.
+    """
+    return tl.reduce((state * key[:, None], state * query[:, None]), 0, _add_two)
 
 
 @triton.jit
@@ -81,11 +89,20 @@ def _fetch(row, head, key_head, first, query_ptr, key_ptr, value_ptr, decay_ptr,
 def _visit(state, query, key, even, odd, decay, beta, overlap, emit, out_ptr, BV: tl.constexpr):
     """d [BV] of a row from its parent's state, and its output, stored if `emit`."""
     v = tl.interleave(even.to(tl.float32), odd.to(tl.float32))
-    written = _value(_hold(state, key), v, decay, beta)
-    if emit:
-        out = _read(_hold(state, query), overlap, written, decay)
-        tl.store(out_ptr + tl.arange(0, BV), out.to(out_ptr.dtype.element_ty))
+    held_key, held_query = _hold(state, key, query)
+    written = _value(held_key, v, decay, beta)
+    out = _read(held_query, overlap, written, decay)
+    to = out_ptr + tl.arange(0, BV)
+    tl.store(to, out.to(out_ptr.dtype.element_ty), mask=tl.full([BV], emit, tl.int1))
     return written
+
+
+@triton.jit
+def _touch(pointers):
+    """Brings the lines at `pointers` towards the level-2 cache; nothing waits for them."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], tl.int32, False, 1
+    )
 
 
 @triton.jit
@@ -102,6 +119,7 @@ def scan_kernel(
     walk_ptr,  # int32 [walks, 4]: first visit, past the last, advances, source (-1: pre-tree)
     visit_ptr,  # int32 [visits + 2, 2]: row << 2 | flags, cut slot to store to (-1: none)
     first_walk,
+    rows,
     HEADS: tl.constexpr,
     KEY_HEADS: tl.constexpr,
     DK: tl.constexpr,
@@ -109,6 +127,7 @@ def scan_kernel(
     BV: tl.constexpr,
     CUT: tl.constexpr,  # whether any walk starts from, or stores, a cut state
     PDL: tl.constexpr,  # whether the launch may begin before the kernel in front of it ends
+    TOUCH: tl.constexpr,  # 0, or a power of two of at least `rows`: operands may be cold
 ):
     """One program: one walk, one head, one tile of values; the tile stays in registers.
 
@@ -121,6 +140,22 @@ def scan_kernel(
     first = (tl.program_id(0) % tiles) * BV
     dim = tl.arange(0, DK)
     tile = head * DK * DV + dim[:, None] * DV + (first + tl.arange(0, BV))[None, :]
+    if TOUCH > 0:
+        # One visit hides the latency of the level-2 cache but not that of memory: the programs
+        # of the first walk ask for all rows at once. Those of a key head share its lines.
+        if first_walk + tl.program_id(1) == 0:
+            LINES: tl.constexpr = DK // 32
+            member = tl.program_id(0) % ((HEADS // KEY_HEADS) * tiles)
+            line = member * 32 + tl.arange(0, 32)
+            vector = tl.minimum(line // LINES, 2 * rows - 1)
+            at = ((vector >> 1) * KEY_HEADS + key_head) * DK + (line % LINES) * 32
+            _touch(tl.where(vector % 2 == 0, key_ptr + at, query_ptr + at))
+            each = tl.minimum(tl.arange(0, TOUCH), rows - 1) * HEADS + head
+            _touch(value_ptr + each * DV + first)
+            if first == 0:
+                _touch(decay_ptr + each)
+                _touch(beta_ptr + each)
+                _touch(overlap_ptr + tl.minimum(tl.arange(0, TOUCH), rows - 1) * KEY_HEADS)
     walk = walk_ptr + (first_walk + tl.program_id(1)) * 4
     visit = tl.load(walk)
     stop = tl.load(walk + 1)

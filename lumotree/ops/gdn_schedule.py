@@ -12,6 +12,7 @@ Schedules (bits do not depend on the choice, only time does):
            the way to a side chain is recomputed, and of that only what advances the state
   store    as cut, but every row's state goes to the slot of its row (native path baseline)
   split    the same as twigs, but many leaves beside a chain get a walk of their own
+  fine     the same as split, but no such walk has more than a few leaves
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from functools import lru_cache
 from lumotree.tree import TreeDescriptor
 
 EMIT, ADVANCE = 1, 2
-SCHEDULES = ("split", "twigs", "paths", "cut", "store")
+SCHEDULES = ("split", "fine", "twigs", "paths", "cut", "store")
 # A chain of more than this many leaves beside it gives them away to a walk of their own.
 TWIGS_KEPT = 2
+# Leaves of one walk of `fine`.
+TWIGS_TOGETHER = 4
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,9 @@ def plan(tree: TreeDescriptor, name: str) -> Schedule:
     elif name == "paths":
         schedule = _paths(tree)
     else:
-        schedule = _chains(tree, TWIGS_KEPT if name == "split" else len(tree))
+        together = TWIGS_TOGETHER if name == "fine" else len(tree)
+        kept = len(tree) if name == "twigs" else TWIGS_KEPT
+        schedule = Schedule(name, (_launch(_chains(tree, kept, together)),), 0)
     schedule.check(tree)
     return schedule
 
@@ -141,36 +146,47 @@ def _cut(tree: TreeDescriptor, store: bool) -> Schedule:
     return Schedule("store" if store else "cut", launches, len(slots))
 
 
-def _chains(tree: TreeDescriptor, twigs_kept: int) -> Schedule:
-    """Heavy chains; `todo` holds their first rows. Leaf children beside a chain are its twigs."""
+def _chains(tree: TreeDescriptor, kept: int, together: int) -> list[Walk]:
+    """Heavy chains; leaf children beside a chain are its twigs.
+
+    A chain of more than `kept` twigs leaves them to walks of at most `together` each.
+    """
     walks = []
     todo = [0]
     while todo:
         start = todo.pop()
         before = [Visit(row, False, True) for row in tree.root_paths[start][:-1]]
-        chain, twigs = [start], {}
+        chain: list[int] = [start]
+        twigs: dict[int, list[int]] = {}
         while (child := tree.heavy_child[chain[-1]]) >= 0:
             beside = [row for row in tree.children[chain[-1]] if row != child]
             twigs[chain[-1]] = [row for row in beside if not tree.children[row]]
             todo += [row for row in beside if tree.children[row]]
             chain.append(child)
-        leaves = [row for row in chain if not tree.children[row]]
-        inner = [row for row in chain if tree.children[row]]
+        inner, leaf = chain[:-1], chain[-1]
         count = sum(len(rows) for rows in twigs.values())
-        apart = count > twigs_kept
+        groups = [] if count <= kept else _grouped(twigs, together)
+        main = list(before)
+        for row in inner:
+            main.append(Visit(row, True, True))
+            main += [Visit(twig, True, False) for twig in twigs[row] if not groups]
+        walks.append(Walk((*main, Visit(leaf, True, False))))
+        for group in groups:
+            apart = list(before)
+            for row in inner[: inner.index(max(group)) + 1]:
+                apart.append(Visit(row, False, True))
+                apart += [Visit(twig, True, False) for twig in group.get(row, [])]
+            walks.append(Walk(tuple(apart)))
+    return walks
 
-        def along(rows: list[int], emit: bool, read: bool, twigs=twigs) -> list[Visit]:
-            """Advancing visits of `rows`, each followed by its twigs if `read`."""
-            visits = []
-            for row in rows:
-                visits.append(Visit(row, emit, True))
-                if read:
-                    visits += [Visit(twig, True, False) for twig in twigs[row]]
-            return visits
 
-        main = [*before, *along(inner, True, not apart)]
-        walks.append(Walk((*main, *(Visit(row, True, False) for row in leaves))))
-        if apart:
-            last = max(i for i, row in enumerate(inner) if twigs[row])
-            walks.append(Walk((*before, *along(inner[: last + 1], False, True))))
-    return Schedule("split" if twigs_kept < len(tree) else "twigs", (_launch(walks),), 0)
+def _grouped(twigs: dict[int, list[int]], together: int) -> list[dict[int, list[int]]]:
+    """Twigs by the row they hang from, in order, cut into groups of at most `together`."""
+    flat = [(row, twig) for row, rows in twigs.items() for twig in rows]
+    groups = []
+    for start in range(0, len(flat), together):
+        group: dict[int, list[int]] = {}
+        for row, twig in flat[start : start + together]:
+            group.setdefault(row, []).append(twig)
+        groups.append(group)
+    return groups

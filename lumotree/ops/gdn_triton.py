@@ -30,6 +30,7 @@ class Launch:
     All kernels of a state must share `block`, `warps` and `fusion`: they decide the bits.
     early: a scan may start before the kernel in front of it ends (programmatic dependent
     launch). It then reads the state first, so the state must be older than that kernel.
+    touch: ask for all operands at once, for when they may not lie in the level-2 cache.
     """
 
     block: int
@@ -37,6 +38,7 @@ class Launch:
     fusion: bool = True
     early: bool = False
     warps: int = 1
+    touch: bool = True
 
     def storing(self) -> Launch:
         """The same bits, with every row's state stored: the native path baseline."""
@@ -87,6 +89,12 @@ class GdnKernels:
             DV=geometry.dv,
             BV=self.launch.block,
         )
+        self.rows = len(tree)
+        # Prefetch instructions are PTX: an NVIDIA device, and not the interpreter.
+        nvidia = device.type == "cuda" and torch.version.cuda is not None
+        self.touch = max(32, 1 << (self.rows - 1).bit_length()) if nvidia else 0
+        if not self.launch.touch:
+            self.touch = 0
         self.options = dict(
             num_warps=self.launch.warps, num_stages=1, enable_fp_fusion=self.launch.fusion
         )
@@ -113,9 +121,11 @@ class GdnKernels:
                 self.walks,
                 self.visits,
                 first,
+                self.rows,
                 **self.shape,
                 CUT=self.schedule.cuts > 0,
                 PDL=self.launch.early,
+                TOUCH=self.touch,
                 **self.options,
                 **early,
             )

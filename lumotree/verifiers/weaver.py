@@ -20,6 +20,8 @@ class Solving(Verifier):
 
     low = True
     u_dtype = torch.bfloat16
+    # Columns of a tile and warps of a program of the fused kernel.
+    block, warps = 64, 8
 
     def __init__(self, tree: TreeDescriptor, geometry: Geometry, device: torch.device) -> None:
         super().__init__(tree, geometry, device)
@@ -35,7 +37,7 @@ class Solving(Verifier):
         if self.low and fused(self.device):
             from lumotree.ops.solve_triton import SolveKernels
 
-            self.kernel = SolveKernels(geometry, self.mask)
+            self.kernel = SolveKernels(geometry, self.mask, self.block, self.warps)
 
     def solve(self, system: compact.System) -> Tensor:
         """U [heads, rows, dv]."""

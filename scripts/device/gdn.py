@@ -28,7 +28,10 @@ from lumotree.bench.timing import Protocol, captured, time_stages  # noqa: E402
 from lumotree.ops.gdn import GEOMETRIES, Path  # noqa: E402
 from lumotree.verifiers import NAMES  # noqa: E402
 from lumotree.verifiers.path_scan import PathScan  # noqa: E402
+from lumotree.verifiers.weaver import Weaver  # noqa: E402
 
+# Columns and warps of the fused solving kernel.
+SOLVE_TILES = [(64, 8), (64, 4), (32, 4), (128, 8), (32, 8)]
 SHORT = Protocol(warmup=10, timed=40)
 # Rows of thousands of small kernels: their eager time is host time, a few iterations tell it.
 SLOW = {"torch-node": Protocol(warmup=1, timed=8), "specla": Protocol(warmup=2, timed=20)}
@@ -38,14 +41,11 @@ def variants():
     """Launch variants, those that start early last: the rest is measured without them."""
     from lumotree.ops.gdn_triton import Launch
 
-    plain = [Launch(32, "split"), Launch(16, "split"), Launch(32, "twigs"), Launch(16, "twigs")]
-    plain += [Launch(32, "paths"), Launch(16, "paths"), Launch(32, "cut"), Launch(16, "cut")]
-    plain += [Launch(8, "split"), Launch(32, "split", fusion=False)]
-    plain += [Launch(16, "split", fusion=False), Launch(64, "split", warps=2)]
-    plain += [Launch(32, "split", warps=2)]
-    early = [Launch(32, "split", early=True), Launch(16, "split", early=True)]
-    early += [Launch(32, "twigs", early=True), Launch(16, "twigs", early=True)]
-    early += [Launch(16, "cut", early=True)]
+    plain = [Launch(block, name) for name in ("split", "fine") for block in (16, 32, 8)]
+    plain += [Launch(block, name) for name in ("twigs", "paths", "cut") for block in (16, 32)]
+    plain += [Launch(16, "split", touch=False), Launch(32, "split", touch=False)]
+    plain += [Launch(16, "split", fusion=False), Launch(16, "fine", warps=2)]
+    early = [Launch(block, name, early=True) for name in ("split", "fine") for block in (16, 32)]
     return plain, early
 
 
@@ -56,8 +56,9 @@ def warm(part: int, parts: int, case: bench.Case) -> None:
         verifier.verify(0, states, case.operands[0])
         verifier.publish(states, case.paths[0])
         bench.native_rows(case.tree, case.geometry, states[0], case.operands[0], launch)
-    if part == 0:
-        for name in ("native-path", "weaver", "tree-wy"):
+    for block, warps in SOLVE_TILES[part::parts]:
+        Weaver.block, Weaver.warps = block, warps
+        for name in ("weaver", "tree-wy", "native-path"):
             verifier = case.make(name)
             states = case.states.clone()
             verifier.verify(0, states, case.operands[0])
@@ -162,7 +163,7 @@ def main() -> None:
             "torch": torch.__version__,
             "triton": triton.__version__,
         },
-        "commit": commit() or options.commit,
+        "commit": options.commit or commit(),
     }
     print(f"inputs and answers: {time.time() - began:.0f} s")
     out = File(options.out)
@@ -210,6 +211,17 @@ def main() -> None:
             gate = row.get("gate", {})
             print(name, graph, eager, row.get("buffers_mib"), gate, f"{time.time() - began:.0f} s")
 
+    solving = {}
+    for tile in SOLVE_TILES:
+        Weaver.block, Weaver.warps = tile
+        try:
+            graph, _ = bench.time_row(case, case.make("weaver"), SHORT, None)
+            solving[tile] = graph["total"].median
+        except Exception as error:
+            print(f"weaver {tile}: {error}"[:200])
+    Weaver.block, Weaver.warps = min(solving, key=solving.get)
+    keep(solve_tiles={f"{b}x{w}": ms for (b, w), ms in solving.items()})
+    print("weaver total by tile", {k: round(v, 4) for k, v in solving.items()})
     table([name for name in NAMES if name not in SLOW])
     try:
         keep(smaller_trees=smaller_trees(case, best))
