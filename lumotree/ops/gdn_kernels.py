@@ -144,11 +144,11 @@ def scan_kernel(
         # One visit hides the latency of the level-2 cache but not that of memory: the programs
         # of the first walk ask for all rows at once. Those of a key head share its lines.
         if first_walk + tl.program_id(1) == 0:
-            LINES: tl.constexpr = DK // 32
+            LINES: tl.constexpr = DK // 16  # of 64 bytes, what memory gives at least
             member = tl.program_id(0) % ((HEADS // KEY_HEADS) * tiles)
-            line = member * 32 + tl.arange(0, 32)
+            line = member * 64 + tl.arange(0, 64)
             vector = tl.minimum(line // LINES, 2 * rows - 1)
-            at = ((vector >> 1) * KEY_HEADS + key_head) * DK + (line % LINES) * 32
+            at = ((vector >> 1) * KEY_HEADS + key_head) * DK + (line % LINES) * 16
             _touch(tl.where(vector % 2 == 0, key_ptr + at, query_ptr + at))
             each = tl.minimum(tl.arange(0, TOUCH), rows - 1) * HEADS + head
             _touch(value_ptr + each * DV + first)
