@@ -116,7 +116,8 @@ def scan_kernel(
     beta_ptr,
     overlap_ptr,
     out_ptr,
-    walk_ptr,  # int32 [walks, 4]: first visit, past the last, advances, source (-1: pre-tree)
+    walk_ptr,  # int32 [walks, 6]: first visit, past the last, advances, source (-1: pre-tree),
+    # and the entries of the first visit and the next, so that nothing waits for two tables
     visit_ptr,  # int32 [visits + 2, 2]: row << 2 | flags, cut slot to store to (-1: none)
     first_walk,
     rows,
@@ -156,12 +157,12 @@ def scan_kernel(
                 _touch(decay_ptr + each)
                 _touch(beta_ptr + each)
                 _touch(overlap_ptr + tl.minimum(tl.arange(0, TOUCH), rows - 1) * KEY_HEADS)
-    walk = walk_ptr + (first_walk + tl.program_id(1)) * 4
+    walk = walk_ptr + (first_walk + tl.program_id(1)) * 6
     visit = tl.load(walk)
     stop = tl.load(walk + 1)
     advances = tl.load(walk + 2)
-    entry = tl.load(visit_ptr + visit * 2)
-    next_entry = tl.load(visit_ptr + visit * 2 + 2)
+    entry = tl.load(walk + 4)
+    next_entry = tl.load(walk + 5)
     base = state_ptr
     if CUT:
         source = tl.load(walk + 3)

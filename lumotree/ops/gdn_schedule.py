@@ -79,7 +79,8 @@ class Schedule:
         for walk in self.walks:
             start = len(visits)
             visits += [[visit.entry, visit.cut] for visit in walk.visits]
-            walks.append([start, len(visits), walk.advances, walk.source])
+            entries = [*(visit.entry for visit in walk.visits), 0][:2]
+            walks.append([start, len(visits), walk.advances, walk.source, *entries])
         return walks, [*visits, [0, -1], [0, -1]]
 
     def check(self, tree: TreeDescriptor) -> None:
