@@ -172,8 +172,9 @@ def finished_result(
         steps=_count(event, "spec_verify_ct") or None,
         accepted_by_depth=_survivors(meta.get("spec_correct_drafts_histogram")),
         finish_reason=kind,
-        # Some launches stream increments: then the last event holds only the last ids.
-        token_ids=tuple(ids) if isinstance(ids, list) and len(ids) == completion else None,
+        # Some launches stream increments: then the last event holds only the last ids. More ids
+        # than were counted are kept: chunks counted as tokens show by them.
+        token_ids=tuple(ids) if isinstance(ids, list) and len(ids) >= completion else None,
         output_sha256=text_sha256(text) if isinstance(text, str) else None,
         details={"first_event_tokens": first_tokens},
     )

@@ -10,7 +10,7 @@ from replay.rows import Row
 
 # (request_id, token ids before the divergence) -> top-2 margin there
 MarginOf = Callable[[str, list[int]], float]
-# Each margin costs a prefill; the first few show the pattern.
+# Each margin costs a prefill; the first few show the pattern, the rest stay unknown.
 MARGINS = 10
 
 

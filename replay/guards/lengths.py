@@ -25,7 +25,7 @@ def check_empty(evidence: Evidence) -> Check:
     if evidence.baseline and not evidence.same_output:
         found = excess(evidence, _empty)
         figures |= found.as_dict()
-        if found.significant:
+        if found.significant():
             reason = (
                 f"{found.ours} of {found.requests} outputs are empty, "
                 f"{found.base} of {evidence.baseline_arm}'s"
@@ -38,7 +38,10 @@ def check_empty(evidence: Evidence) -> Check:
 
 
 def check_length_stops(evidence: Evidence) -> Check:
-    """Fails an arm that ends at the cap clearly more, or clearly less, often than the baseline."""
+    """Fails an arm that ends at the cap clearly more, or clearly less, often than the baseline.
+
+    Both ways are tried, so each has to be rarer than a guard that looks one way.
+    """
     own = sum(row.finish_reason == "length" for row in evidence.rows)
     figures = {"length_stops": own, "outputs": len(evidence.rows)}
     if not evidence.baseline or evidence.same_output:
@@ -47,7 +50,7 @@ def check_length_stops(evidence: Evidence) -> Check:
         found = excess(
             evidence, lambda row, wanted=wanted: (row.finish_reason == "length") == wanted
         )
-        if found.significant:
+        if found.significant(P_VALUE):
             reason = (
                 f"{found.ours} of {found.requests} outputs {word}, "
                 f"{found.base} of {evidence.baseline_arm}'s"

@@ -69,7 +69,7 @@ def check_loops(evidence: Evidence) -> Check:
     if evidence.baseline and not evidence.same_output:
         found = excess(evidence, lambda row: loops(row.token_ids))
         figures |= found.as_dict()
-        if found.significant:
+        if found.significant():
             return Check("repetition", "fail", _sentence(found, evidence), figures)
     share = own / len(known)
     if share >= BASELINE_SHARE:

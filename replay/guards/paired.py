@@ -12,6 +12,8 @@ from replay.rows import Row
 # Both must hold: unlikely by chance, and large enough to matter.
 P_VALUE = 0.05
 SHARE = 0.1
+# With fewer requests, all of ours and none of theirs is what coins do, too.
+MIN_REQUESTS = 4
 
 
 @dataclass(frozen=True)
@@ -24,16 +26,15 @@ class Excess:
     only_ours: int
     only_base: int
 
-    @property
-    def significant(self) -> bool:
+    def significant(self, p_value: float = P_VALUE) -> bool:
         """More often than chance and by a tenth of the requests.
 
-        Or in every output and in none of the baseline's, however few they are.
+        Or in every output and in none of the baseline's, from MIN_REQUESTS on.
         """
-        if self.requests and self.ours == self.requests and self.base == 0:
+        if self.requests >= MIN_REQUESTS and self.ours == self.requests and self.base == 0:
             return True
         large = self.only_ours - self.only_base >= SHARE * self.requests
-        return large and self.only_ours > 0 and sign_test(self.only_ours, self.only_base) <= P_VALUE
+        return large and self.only_ours > 0 and sign_test(self.only_ours, self.only_base) <= p_value
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -11,6 +11,8 @@ from arms.protocol import ArmRequest
 from arms.spec import ArmSpec
 from lumotree.errors import ArmError
 from lumotree.request import SamplingParams
+from replay.guards.counters import row_faults
+from replay.rows import Row
 
 REQUEST = ArmRequest("r1", (5, 6, 7))
 PARAMS = SamplingParams(max_tokens=8, seed=3, top_k=0)
@@ -119,6 +121,24 @@ def test_incremental_ids_are_not_taken_for_the_whole_output(server, arm):
     server.script = [event([1]), last, b"data: [DONE]"]
     result = arm.run(REQUEST, PARAMS)
     assert (result.completion_tokens, result.token_ids) == (5, None)
+
+
+def test_chunks_counted_as_tokens_do_not_hide_from_the_guards(server, arm):
+    ids = list(range(100))
+    last = event(ids, STOP, completion_tokens=20)
+    server.script = [event(ids[:9], completion_tokens=2), last, b"data: [DONE]"]
+    result = arm.run(REQUEST, PARAMS)
+    assert (result.completion_tokens, result.token_ids) == (20, tuple(ids))
+    row = Row(
+        arm=arm.name,
+        run=1,
+        request_id="r1",
+        completion_tokens=result.completion_tokens,
+        token_ids=list(result.token_ids),
+        finish_reason=result.finish_reason,
+        decode_s=1.0,
+    )
+    assert row_faults(row, cap=200) == ["fewer completion tokens than token ids"]
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay.guards import check_equality, divergence
+from replay.guards import Evidence, check_equality, divergence
 from replay.guards.counters import rises
+from replay.guards.equality import MARGINS
 from replay.guards.judge import equality_check
-from replay.guards.lengths import swap_test
+from replay.guards.lengths import check_length_stops, swap_test
 from replay.guards.loops import longest_loop, loops
+from replay.guards.paired import Excess
 from replay.rows import Row
+
+PAIR = (("ar", 2), ("tree", 3))
 
 ids = st.lists(st.integers(0, 3), max_size=6)
 
@@ -110,10 +114,49 @@ def test_near_ties_only_warn_where_bits_are_not_equal():
         (0.1, True, "fail"),
         (0.1, None, "fail"),
         (3.0, False, "fail"),
-        (None, False, "fail"),
+        (None, False, "warn"),
+        (None, True, "fail"),
+        (None, None, "fail"),
+        (float("nan"), False, "fail"),
     ):
         found = check_equality(rows, ["ar", "tree"], lambda *_, m=margin: m)
         assert equality_check(found, "tree", equal_bits).status == status
+
+
+def test_margins_beyond_the_first_ten_are_unknown_and_no_fault():
+    rows = [row(arm, [1, tok], request=f"r{i}") for i in range(12) for arm, tok in PAIR]
+    margins = iter([0.1] * MARGINS)
+    found = check_equality(rows, ["ar", "tree"], lambda *_: next(margins))
+    check = equality_check(found, "tree", False)
+    assert check.status == "warn" and check.figures["unmeasured"] == 2
+    assert equality_check(found, "tree", True).status == "fail"
+    margins = iter([0.1] * (MARGINS - 1) + [3.0])
+    check = equality_check(check_equality(rows, ["ar", "tree"], lambda *_: next(margins)),
+                           "tree", False)  # fmt: skip
+    assert check.status == "fail" and "top-2 margin 3" in check.reason
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 10, 43])
+def test_honest_cap_stops_are_seldom_withheld(n):
+    """Both arms end at the cap by a coin of their own, of any bias."""
+    random = np.random.default_rng(n)
+    for share in (0.3, 0.5, 0.8):
+        failed = 0
+        for capped in random.random((1000, 2, n)) < share:
+            own, base = (
+                [row(arm, None, request=f"r{i}", completion_tokens=9,
+                     finish_reason="length" if cap else "stop") for i, cap in enumerate(caps)]
+                for arm, caps in zip(("server", "ar"), capped, strict=True)
+            )  # fmt: skip
+            evidence = Evidence("server", own, "ar", base)
+            failed += check_length_stops(evidence).status == "fail"
+        assert failed < 20, (share, failed)
+        assert n > 3 or not failed
+
+
+def test_all_of_ours_and_none_of_theirs_counts_from_four_requests():
+    for n, expected in ((1, False), (3, False), (4, True)):
+        assert Excess(n, n, 0, n, 0).significant() is expected
 
 
 def test_lifetime_counters_need_six_rising_rows():
