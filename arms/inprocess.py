@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from arms.choice import HINT, TreeChoice
 from arms.protocol import ArmRequest, ArmResult
-from arms.spec import AUTO, ArmSpec
+from arms.spec import AUTO, IN_PROCESS, ArmSpec
 from lumotree.errors import ArmError, LumoTreeError
 from lumotree.request import SamplingParams
 
@@ -39,17 +39,7 @@ def decoder_config(spec: ArmSpec) -> DecoderConfig:
     """What an in-process spec means: a tree, the number of MTP passes, suffix drafts or not."""
     from lumotree.engine import DecoderConfig
 
-    if spec.name == "ar":
-        return DecoderConfig(tree="root", passes=0, suffix=False)
-    if spec.name.startswith("mtp-"):
-        depth = int(spec.name.removeprefix("mtp-"))
-        return DecoderConfig(tree=f"chain-{depth}", passes=depth, suffix=False)
-    given: dict[str, Any] = dict(spec.options)
-    if "passes" in given:
-        given["passes"] = int(given["passes"])
-    if "suffix" in given:
-        given["suffix"] = given["suffix"] == "on"
-    return DecoderConfig(**given)
+    return DecoderConfig(**IN_PROCESS[spec.name] | spec.values())
 
 
 class InProcessArm:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from arms.protocol import Arm
-from arms.spec import MTP_DEPTHS, ArmSpec
+from arms.spec import IN_PROCESS, ArmSpec
 
 if TYPE_CHECKING:
     from lumotree.engine import Engine
@@ -30,8 +30,6 @@ def _sglang(spec: ArmSpec, engine: Engine) -> Arm:
 
 
 CREATORS: dict[str, Callable[[ArmSpec, Engine], Arm]] = {
-    "ar": _in_process,
-    **{f"mtp-{depth}": _in_process for depth in MTP_DEPTHS},
-    "lumotree": _in_process,
+    **dict.fromkeys(IN_PROCESS, _in_process),
     "sglang-eagle": _sglang,
 }

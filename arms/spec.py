@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlsplit
 
 from lumotree.errors import ArmError, LumoTreeError
@@ -18,7 +19,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class ArmSpec:
-    """One parsed spec; `options` holds what was given, in the order it was given."""
+    """One parsed spec; `options` holds what was given, in the order of OPTIONS when parsed."""
 
     name: str
     options: dict[str, str] = field(default_factory=dict)
@@ -26,6 +27,13 @@ class ArmSpec:
     def __str__(self) -> str:
         given = ",".join(f"{key}={value}" for key, value in self.options.items())
         return f"{self.name}:{given}" if given else self.name
+
+    def values(self) -> dict[str, Any]:
+        """The options as their checks read them: passes is a number, suffix true or false."""
+        return {
+            key: OPTIONS[self.name][key](f"option '{key}' of arm '{self.name}'", value)
+            for key, value in self.options.items()
+        }
 
 
 def parse_arms(texts: Iterable[str]) -> list[ArmSpec]:
@@ -70,42 +78,50 @@ def parse_arm(text: str) -> ArmSpec:
             raise ArmError(f"option '{key}' of arm '{name}' has no value")
         options[key] = value
         last = key
-    for key, value in options.items():
-        OPTIONS[name][key](f"option '{key}' of arm '{name}'", value)
+    # One order, so that one arm has one name.
+    spec = ArmSpec(name, {key: options[key] for key in OPTIONS[name] if key in options})
+    spec.values()
     if options.get("tree") == AUTO:
-        for key in options.keys() - {"tree", "plan"}:
+        for key in spec.options.keys() - {"tree", "plan"}:
             raise ArmError(f"arm '{text}': tree={AUTO} chooses {key} itself")
     elif "plan" in options:
         raise ArmError(f"arm '{text}': plan= belongs to tree={AUTO}")
-    return ArmSpec(name, options)
+    return spec
 
 
-def _tree(where: str, value: str) -> None:
+def _tree(where: str, value: str) -> str:
     from lumotree.tree import tree_from_name
 
     if value == AUTO:
-        return
+        return value
     try:
         tree_from_name(value)
     except LumoTreeError as error:
         raise ArmError(f"{where}: {error.message}", error.hint) from None
+    return value
 
 
-def _passes(where: str, value: str) -> None:
-    if not value.isdecimal() or int(value) > MAX_PASSES:
+def _passes(where: str, value: str) -> int:
+    numbers = {str(n): n for n in range(MAX_PASSES + 1)}
+    if value not in numbers:
         raise ArmError(f"{where} is '{value}'; it takes a whole number from 0 to {MAX_PASSES}")
+    return numbers[value]
 
 
-def _switch(where: str, value: str) -> None:
+def _switch(where: str, value: str) -> bool:
     if value not in ("on", "off"):
         raise ArmError(f"{where} is '{value}'; it takes on or off")
+    return value == "on"
 
 
-def _file(where: str, value: str) -> None:
+def _file(where: str, value: str) -> str:
     """Any name will do here; reading it is the arm's business."""
+    return value
 
 
-def _url(where: str, value: str) -> None:
+def _url(where: str, value: str) -> str:
+    if "@" in value:  # and nothing of it is repeated, nor saved as the arm's name
+        raise ArmError(f"{where} has an @; an address with a user or password is not taken")
     try:
         parts = urlsplit(value)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -113,6 +129,7 @@ def _url(where: str, value: str) -> None:
         good = False
     if not good:
         raise ArmError(f"{where} is '{value}'; it takes an address such as http://127.0.0.1:30000")
+    return value
 
 
 def _suggest(word: str, valid: list[str], what: str) -> str:
@@ -123,10 +140,20 @@ def _suggest(word: str, valid: list[str], what: str) -> str:
     return f"{meant}valid {what}: {', '.join(valid)}"
 
 
-# Names and options that exist, each option with its check. Help and errors are made from this.
-OPTIONS: dict[str, dict[str, Callable[[str, str], None]]] = {
-    "ar": {},
-    **{f"mtp-{depth}": {} for depth in MTP_DEPTHS},
-    "lumotree": {"tree": _tree, "passes": _passes, "suffix": _switch, "plan": _file},
+# Arms that run in this process: what each fixes of DecoderConfig. One that fixes nothing has its
+# defaults and takes options.
+IN_PROCESS: dict[str, dict[str, Any]] = {
+    "ar": {"tree": "root", "passes": 0, "suffix": False},
+    **{
+        f"mtp-{depth}": {"tree": f"chain-{depth}", "passes": depth, "suffix": False}
+        for depth in MTP_DEPTHS
+    },
+    "lumotree": {},
+}
+DECODER_OPTIONS = {"tree": _tree, "passes": _passes, "suffix": _switch, "plan": _file}
+# Names and options that exist, each option with what checks and reads it. Help and errors are
+# made from this.
+OPTIONS: dict[str, dict[str, Callable[[str, str], Any]]] = {
+    **{name: {} if fixed else DECODER_OPTIONS for name, fixed in IN_PROCESS.items()},
     "sglang-eagle": {"url": _url},
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,15 @@ def command(words: list[str] | None) -> str | None:
     """The command line without the folders of the machine it ran on."""
     if not words:
         return None
-    return shlex.join(Path(word).name if word.startswith(("/", "~")) else word for word in words)
+    return shlex.join(map(_without_folders, words))
+
+
+def _without_folders(word: str) -> str:
+    """A path by its last part: alone, as --option=PATH, or as key=PATH within arm specs."""
+    option = re.fullmatch(r"(--[\w-]+=)?([/~].*)", word, re.DOTALL)
+    if option:
+        return (option[1] or "") + (Path(option[2]).name or option[2])
+    return re.sub(r"(?<==)[/~][^\s,]*", lambda path: Path(path[0]).name or path[0], word)
 
 
 def _time(text: str | None) -> str | None:

@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arms.spec import ALL, OPTIONS, ArmSpec, parse_arm, parse_arms
+from arms.registry import CREATORS
+from arms.spec import ALL, IN_PROCESS, OPTIONS, ArmSpec, parse_arm, parse_arms
 from lumotree.errors import ArmError
 
 VALUES = {
@@ -42,6 +43,26 @@ def test_a_parent_list_may_stand_before_another_option():
     assert spec.options == {"tree": "-1,0,0,1", "suffix": "off"}
 
 
+def test_options_have_one_order_so_one_arm_has_one_name():
+    one, other = "lumotree:suffix=off,passes=3", "lumotree:passes=3,suffix=off"
+    assert str(parse_arm(one)) == str(parse_arm(other)) == other
+    assert str(parse_arm("lumotree:suffix=off,tree=-1,0,0")) == "lumotree:tree=-1,0,0,suffix=off"
+    with pytest.raises(ArmError, match="named twice"):
+        parse_arms([one, other])
+
+
+def test_credentials_of_an_address_are_refused_and_not_repeated():
+    for url in ("http://alice:hunter2@host:1", "alice:hunter2@host", "http://hunter2@host/x"):
+        with pytest.raises(ArmError, match="user or password is not taken") as caught:
+            parse_arm(f"sglang-eagle:url={url}")
+        assert "hunter2" not in str(caught.value)
+
+
+def test_every_name_has_a_creator_and_options():
+    assert list(CREATORS) == list(OPTIONS)
+    assert set(IN_PROCESS) == set(OPTIONS) - {"sglang-eagle"}
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -51,6 +72,8 @@ def test_a_parent_list_may_stand_before_another_option():
         ("lumotree:sufix=on", "did you mean 'suffix'"),
         ("lumotree:suffix=yes", "it takes on or off"),
         ("lumotree:passes=3/5", "whole number from 0 to 16"),
+        ("lumotree:passes=03", "whole number from 0 to 16"),
+        ("lumotree:passes=" + "9" * 5000, "whole number from 0 to 16"),
         ("lumotree:tree=oak", "option 'tree' of arm 'lumotree': unknown tree 'oak'"),
         ("lumotree:tree=root,tree=root", "'tree' twice"),
         ("lumotree:tree=", "has no value"),
