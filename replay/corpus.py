@@ -1,12 +1,19 @@
 """The corpus file: JSONL, one OpenAI batch line per request, with an optional `lumotree` object.
 
 Every fault names the file and the line. A manifest beside the file freezes it.
+
+Prompts are rendered from `messages` and `tools` with the chat template of the run's own model.
+`lumotree.input_ids`, the ids that a recorder saw, may stand in the file for other tools that read
+it; they are checked to be whole numbers and no replay sends them, because they belong to the
+tokenizer and template they were recorded with.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +23,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from lumotree.errors import CorpusError
 
 CHAT_URL = "/v1/chat/completions"
+# Python's own functions recurse on nested values; no request comes near this.
+MAX_DEPTH = 100
 
 
 class Message(BaseModel):
@@ -45,7 +54,7 @@ class Body(BaseModel):
 
 
 class Recorded(BaseModel):
-    """What the recorder knew about the request."""
+    """What the recorder knew about the request; `input_ids` and `completion` are never replayed."""
 
     model_config = ConfigDict(extra="allow")
     conversation: str | None = None
@@ -129,17 +138,50 @@ def read_corpus(path: Path) -> Corpus:
     return Corpus(path, hashlib.sha256(data).hexdigest(), tuple(requests))
 
 
+class BadJson(ValueError):
+    """Text that is not JSON a corpus may hold; `reason` says why, `line` where in the text."""
+
+    def __init__(self, reason: str, line: int | None = None) -> None:
+        super().__init__(reason)
+        self.reason, self.line = reason, line
+
+
+def load_json(raw: str | bytes) -> Any:
+    """One JSON value. Raises BadJson also for what Python's parser or later steps choke on."""
+    try:
+        value = json.loads(raw)
+    except UnicodeDecodeError:
+        raise BadJson("not UTF-8 text") from None
+    except json.JSONDecodeError as error:
+        raise BadJson(f"broken JSON: {error.msg} at column {error.colno}", error.lineno) from None
+    except RecursionError:
+        raise BadJson("JSON is nested too deeply") from None
+    except ValueError:
+        limit = sys.get_int_max_str_digits()
+        text = raw if isinstance(raw, str) else raw.decode("utf-8", "replace")
+        found = re.search(rf"\d{{{limit + 1},}}", text)
+        line = text.count("\n", 0, found.start()) + 1 if found else None
+        raise BadJson(f"a number has more than {limit} digits", line) from None
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, (dict, list))
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return value
+    raise BadJson("JSON is nested too deeply")
+
+
 def parse_line(raw: bytes, number: int, path: Path) -> CorpusRequest:
     """One line of the file. Raises CorpusError."""
     where = f"{path} line {number}"
     try:
-        value = json.loads(raw)
-    except UnicodeDecodeError:
-        raise CorpusError(f"{where}: not UTF-8 text") from None
-    except json.JSONDecodeError as error:
-        raise CorpusError(f"{where}: broken JSON: {error.msg} at column {error.colno}") from None
-    except RecursionError:
-        raise CorpusError(f"{where}: JSON is nested too deeply") from None
+        value = load_json(raw)
+    except BadJson as error:
+        raise CorpusError(f"{where}: {error.reason}") from None
     try:
         line = Line.model_validate(value)
     except ValidationError as error:
@@ -174,7 +216,7 @@ def manifest_fault(corpus: Corpus) -> str | None:
         count, sha256 = manifest["count"], manifest["sha256"]
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return f"{path} is not a manifest: an object with 'count' and 'sha256' is expected"
     if count != len(corpus.requests):
         return f"{corpus.path} holds {len(corpus.requests)} requests, its manifest says {count}"

@@ -125,14 +125,19 @@ def export(
         "batch", help="batch (OpenAI), body (AIPerf raw, SGLang openai), aiperf or mooncake."
     ),
     force: bool = typer.Option(False, "--force", help="Replace a file that exists."),
+    as_json: bool = typer.Option(False, "--json", help="Print what was exported as JSON."),
 ) -> None:
     """Write a corpus for another tool. What only LumoTree knows is stripped."""
     from replay.corpus import load_corpus
     from replay.formats.writing import export_corpus
+    from replay.talk import print_json
 
     read = load_corpus(corpus)
     export_corpus(read, format, out, force)
-    print(f"{out}: {len(read.requests)} requests ({format})")
+    if as_json:
+        print_json({"file": str(out), "format": format, "requests": len(read.requests)})
+    else:
+        print(f"{out}: {len(read.requests)} requests ({format})")
 
 
 @app.command(
@@ -149,11 +154,24 @@ def select(
         "all; first: the first ones.",
     ),
     force: bool = typer.Option(False, "--force", help="Replace files that exist."),
+    as_json: bool = typer.Option(False, "--json", help="Print what was chosen as JSON."),
 ) -> None:
     """Choose requests of a corpus by a rule, before anything is run, and freeze the choice."""
     from replay.corpus import load_corpus
     from replay.formats.choosing import select_corpus
+    from replay.talk import print_json
 
     read = load_corpus(corpus)
-    chosen = select_corpus(read, rule, n, out, force)
-    print(f"{out}: {len(chosen)} of {len(read.requests)} requests ({rule})")
+    chosen, sha256 = select_corpus(read, rule, n, out, force)
+    if as_json:
+        print_json(
+            {
+                "corpus": str(out),
+                "rule": rule,
+                "requests": len(chosen),
+                "selected_from": len(read.requests),
+                "sha256": sha256,
+            }
+        )
+    else:
+        print(f"{out}: {len(chosen)} of {len(read.requests)} requests ({rule})")

@@ -34,8 +34,13 @@ RULES: dict[str, tuple[str, Callable[[Sequence[CorpusRequest], int], Chosen]]] =
 }
 
 
-def select_corpus(corpus: Corpus, rule: str, n: int, out: Path, force: bool = False) -> Chosen:
-    """Write the chosen lines of a corpus and a manifest. Raises CorpusError."""
+def select_corpus(
+    corpus: Corpus, rule: str, n: int, out: Path, force: bool = False
+) -> tuple[Chosen, str]:
+    """Write the chosen lines of a corpus and a manifest. Returns them and the new file's SHA-256.
+
+    Raises CorpusError.
+    """
     if rule not in RULES:
         raise CorpusError(f"unknown rule '{rule}'", f"valid rules: {', '.join(RULES)}")
     if not 1 <= n <= len(corpus.requests):
@@ -55,5 +60,4 @@ def select_corpus(corpus: Corpus, rule: str, n: int, out: Path, force: bool = Fa
             str(name): {"captured": count, "kept": kept[name]} for name, count in captured.items()
         },
     }
-    freeze(data, len(chosen), out, about, force)
-    return chosen
+    return chosen, freeze(data, len(chosen), out, about, force)

@@ -6,11 +6,11 @@ Headers and cookies, where a HAR keeps keys, are never read.
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+from replay.corpus import BadJson, load_json
 from replay.formats.source import Source, messages_of, need
 
 NAME = "har"
@@ -28,14 +28,18 @@ def read(record: dict[str, Any], source: Source) -> Iterator[dict[str, Any]]:
         request = entry.get("request") if isinstance(entry, dict) else None
         if not isinstance(request, dict) or request.get("method") != "POST":
             continue
-        if not urlsplit(str(request.get("url"))).path.endswith(ENDPOINT):
-            continue
         where = source.within(f"entry {number}")
+        try:
+            path = urlsplit(str(request.get("url"))).path
+        except ValueError:
+            raise where.error("the request's url is no address") from None
+        if not path.endswith(ENDPOINT):
+            continue
         text = (request.get("postData") or {}).get("text")
         try:
-            body = need(json.loads(text or ""), dict, "request body", where)
-        except ValueError:
-            raise where.error("the request body is no JSON") from None
+            body = need(load_json(text or ""), dict, "request body", where)
+        except BadJson as error:
+            raise where.error(f"the request body is no JSON: {error.reason}") from None
         messages_of(body.get("messages"), "messages", where)
         found += 1
         known = {"recorded_at": entry.get("startedDateTime"), "completion": _answer(entry)}
@@ -57,7 +61,7 @@ def _answer(entry: dict[str, Any]) -> dict[str, Any] | None:
         except ValueError:
             return None
     try:
-        return json.loads(text)["choices"][0]["message"]
+        return load_json(text)["choices"][0]["message"]
     except (ValueError, LookupError, TypeError):
         return _from_stream(text)
 
@@ -67,7 +71,7 @@ def _from_stream(text: str) -> dict[str, Any] | None:
     said, calls = "", {}
     for line in text.splitlines():
         try:
-            delta = json.loads(line.removeprefix("data:"))["choices"][0]["delta"]
+            delta = load_json(line.removeprefix("data:"))["choices"][0]["delta"]
         except (ValueError, LookupError, TypeError):
             continue
         said += delta.get("content") or ""

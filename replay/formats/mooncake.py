@@ -28,7 +28,7 @@ def read(record: dict[str, Any], source: Source) -> Iterator[dict[str, Any]]:
         raise source.error(
             "the trace has lengths and hashes but no text, and acceptance on made-up text means "
             "nothing",
-            "replay a trace with messages or payload, or record one: lumotree record",
+            "import a trace with messages or payload, or a recording of real traffic such as HAR",
         )
     if "payload" in given:
         body = dict(need(record["payload"], dict, "payload", source))

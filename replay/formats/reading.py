@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from lumotree.errors import CorpusError
-from replay.corpus import CHAT_URL, parse_line
+from replay.corpus import CHAT_URL, BadJson, load_json, parse_line
 from replay.formats import aiperf, batch, body, har, mooncake, sharegpt, trajectory
 from replay.formats.secrets import without_secrets
 from replay.formats.source import Source
@@ -50,7 +50,7 @@ def read_foreign(path: Path, name: str | None = None) -> Imported:
             raise source.error(f"not of the format of the first record ({reader.TEXT})")
         try:
             found = list(reader.read(record, source))
-        except (KeyError, TypeError, AttributeError):
+        except (LookupError, TypeError, AttributeError, ValueError, RecursionError):
             raise source.error(f"not of the format '{reader.NAME}' ({reader.TEXT})") from None
         for line in found:
             number = len(lines) + 1
@@ -144,16 +144,13 @@ def _is_lines(first: list[str]) -> bool:
 
 def _is_object(line: str) -> bool:
     try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
+        return isinstance(load_json(line), dict)
+    except BadJson:
         return False
 
 
 def _parse(text: str, source: Source) -> Any:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        place = Source(source.path, source.line or error.lineno)
-        raise place.error(f"broken JSON: {error.msg} at column {error.colno}") from None
-    except RecursionError:
-        raise source.error("JSON is nested too deeply") from None
+        return load_json(text)
+    except BadJson as error:
+        raise Source(source.path, source.line or error.line).error(error.reason) from None

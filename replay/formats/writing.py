@@ -81,6 +81,7 @@ def write_corpus(lines: Lines, out: Path, about: dict[str, Any], force: bool = F
 
 def freeze(data: bytes, count: int, out: Path, about: dict[str, Any], force: bool = False) -> str:
     """Write the bytes of a corpus and its manifest."""
+    not_a_folder(out)
     manifest = manifest_path(out)
     if manifest.exists() and not force:
         raise CorpusError(f"{manifest} exists", "choose another --out, or add --force")
@@ -91,8 +92,15 @@ def freeze(data: bytes, count: int, out: Path, about: dict[str, Any], force: boo
     return sha256
 
 
+def not_a_folder(out: Path) -> None:
+    """Raises CorpusError where a file is to be written and a folder is named."""
+    if not out.name or out.is_dir():
+        raise CorpusError(f"{out} is a folder", "--out takes the name of a file")
+
+
 def place(out: Path, data: bytes, force: bool) -> None:
     """Write a whole file or none. Raises CorpusError, also when it is there already."""
+    not_a_folder(out)
     if out.exists() and not force:
         raise CorpusError(f"{out} exists", "choose another --out, or add --force")
     draft = out.with_name(f".{out.name}.part")

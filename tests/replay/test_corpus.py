@@ -62,6 +62,13 @@ def changed(**changes):
     return line
 
 
+def deep(n):
+    value = []
+    for _ in range(n - 1):
+        value = [value]
+    return value
+
+
 @pytest.mark.parametrize(
     ("bad", "says"),
     [
@@ -75,8 +82,10 @@ def changed(**changes):
         (json.dumps(changed(lumotree={"turn": "x"})), "line 17: lumotree.turn"),
         (json.dumps(changed(custom_id="r3")), "custom_id 'r3' is already on line 4"),
         ("[" * 100_000, "line 17: JSON is nested too deeply"),
+        (json.dumps(changed(custom_id="y", x=deep(600))), "line 17: JSON is nested too deeply"),
+        ('{"custom_id": ' + "1" * 5000 + "}", "line 17: a number has more than 4300 digits"),
     ],
-    ids=range(10),
+    ids=range(12),
 )
 def test_a_fault_in_line_17_is_named(tmp_path, bad, says):
     path = tmp_path / "c.jsonl"
@@ -128,8 +137,9 @@ def test_the_manifest_freezes_count_and_hash(tmp_path):
         ({"count": 6, "sha256": "0" * 64}, "the sha256 differs"),
         ({"count": 6}, "is not a manifest"),
         ([], "is not a manifest"),
+        (None, "is not a manifest"),
     ]:
-        manifest.write_text(json.dumps(content))
+        manifest.write_text("[" * 100_000 if content is None else json.dumps(content))
         fault = manifest_fault(corpus)
         assert fault is None if says is None else says in fault
     with pytest.raises(CorpusError, match="is not a manifest"):

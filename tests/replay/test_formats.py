@@ -13,6 +13,7 @@ from replay.formats.reading import NAMES, read_foreign
 from replay.formats.writing import WRITERS, export_corpus, write_corpus
 from tests.replay.fakes import corpus_lines
 from tests.replay.fakes import write_corpus as write_lines
+from tests.replay.test_corpus import deep
 
 SECRET = "sk-do-not-keep"
 USER = {"role": "user", "content": "Warum ist der Himmel blau? ☀"}
@@ -167,7 +168,20 @@ def test_our_own_lines_keep_what_is_theirs(tmp_path):
         ("{\n  broken\n}", "line 2: broken JSON"),
         ('[{"conversations": [{"from": "robot", "value": "a"}]}]', "'robot', which is no known"),
         ('{"log": {"entries": []}}', "no entry is a POST"),
+        ('{"messages": ' + "1" * 5000 + "}", "line 1: a number has more than 4300 digits"),
+        ("[\n{},\n" + "1" * 5000 + "]", "line 3: a number has more than 4300 digits"),
+        (json.dumps(BODY | {"x": deep(600)}), "line 1: JSON is nested too deeply"),
+        ("[" * 100_000, "JSON is nested too deeply"),
+        (
+            json.dumps({"log": {"entries": [har_entry(BODY), har_entry(BODY, url="http://[x")]}}),
+            "line 1, entry 2: the request's url is no address",
+        ),
+        (
+            json.dumps({"log": {"entries": [har_entry(BODY | {"x": deep(600)})]}}),
+            "line 1, entry 1: the request body is no JSON: JSON is nested too deeply",
+        ),
     ],
+    ids=range(22),
 )
 def test_what_cannot_be_read_is_named(tmp_path, text, says):
     path = tmp_path / "in.jsonl"
@@ -250,3 +264,35 @@ def test_import_select_and_export_commands(tmp_path):
     assert wrong.exit_code == 2 and "valid rules: proportional, even, first" in wrong.stderr
     done = call("corpus", "export", few, "--format", "body", "--out", tmp_path / "b.jsonl")
     assert done.exit_code == 0 and len((tmp_path / "b.jsonl").read_text().splitlines()) == 8
+
+    words = ("corpus", "select", own, "--n", 8, "--out", few, "--force", "--json")
+    assert json.loads(call(*words).stdout) == {
+        "corpus": str(few),
+        "rule": "proportional",
+        "requests": 8,
+        "selected_from": 20,
+        "sha256": read_corpus(few).sha256,
+    }
+    done = call("corpus", "export", few, "--out", tmp_path / "x.jsonl", "--json")
+    assert json.loads(done.stdout) == {
+        "file": str(tmp_path / "x.jsonl"),
+        "format": "batch",
+        "requests": 8,
+    }
+
+
+@pytest.mark.parametrize("out", [".", "..", "/"])
+def test_a_folder_is_no_file_to_write(tmp_path, monkeypatch, out):
+    monkeypatch.chdir(tmp_path)
+    write_lines(tmp_path / "c.jsonl", corpus_lines())
+    for words in (("import",), ("export",), ("select", "--n", 2)):
+        done = call("corpus", words[0], "c.jsonl", *words[1:], "--out", out, "--force")
+        assert done.exit_code == 2 and f"{out} is a folder" in done.stderr, done.output
+
+
+def test_lengths_and_hashes_point_to_what_exists(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"input_length": 9, "hash_ids": [1]}')
+    with pytest.raises(CorpusError) as caught:
+        read_foreign(path)
+    assert "lumotree record" not in str(caught.value) and "HAR" in caught.value.hint
