@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from lumotree.errors import LumoTreeError
-from replay.commands import breakeven, compare, corpus, export, plot, replay, report, tree
+from replay.commands import bench, breakeven, compare, corpus, export, plot, replay, report, tree
 
 INTERRUPTED = 130
 
@@ -70,6 +70,7 @@ report.register(app)
 export.register(app)
 corpus.register(app)
 tree.register(app)
+bench.register(app)
 
 
 def main() -> None:

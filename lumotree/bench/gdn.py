@@ -126,14 +126,15 @@ def check(case: Case, verifier: Verifier) -> Gate:
     if not verifier.pending and not torch.equal(states, case.states):
         gate.reasons.append("verification changed the persistent state")
     for out, (exact, _), (native, _) in zip(outs, case.exact, case.native, strict=False):
-        gate.output_error = max(gate.output_error, _error(out, exact))
+        gate.output_error = _worst(gate.output_error, _error(out, exact))
         gate.bf16_outputs_equal += _equal_cells(out.bfloat16(), native.bfloat16())
     for row, path in enumerate(case.paths):
         states.copy_(case.states)
         verifier.publish(states, path)
         verifier.flush(states)
         for i in range(case.audited):
-            gate.state_error = max(gate.state_error, _error(states[i], case.exact[i][1][row]))
+            error = _error(states[i], case.exact[i][1][row])
+            gate.state_error = _worst(gate.state_error, error)
             gate.states_equal += _equal_cells(states[i : i + 1], case.native[i][1][row][None])
     limits = zip(("output", "state"), verifier.tolerance, strict=True)
     for what, limit in limits:
@@ -145,6 +146,11 @@ def check(case: Case, verifier: Verifier) -> Gate:
             if getattr(gate, what) != gate.cells:
                 gate.reasons.append(f"{what.replace('_', ' ')} in {getattr(gate, what)} cells")
     return gate
+
+
+def _worst(a: float, b: float) -> float:
+    """The larger error, NaN above all: `max` would drop one that comes second."""
+    return a if b <= a or a != a else b
 
 
 def _error(value: Tensor, exact: Tensor) -> float:
@@ -227,7 +233,7 @@ def describe(case: Case) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "geometry": asdict(case.geometry),
         "tree": case.tree.name,
-        "rows": len(case.tree),
+        "active_rows": len(case.tree),
         "device": torch.cuda.get_device_name(case.device)
         if case.device.type == "cuda"
         else case.device.type,

@@ -98,14 +98,6 @@ def _visit(state, query, key, even, odd, decay, beta, overlap, emit, out_ptr, BV
 
 
 @triton.jit
-def _touch(pointers):
-    """Brings the lines at `pointers` towards the level-2 cache; nothing waits for them."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], tl.int32, False, 1
-    )
-
-
-@triton.jit
 def scan_kernel(
     state_ptr,  # float32 [heads, dk, dv], read only
     cut_ptr,  # float32 [cuts, heads, dk, dv], states handed from one launch to the next
@@ -120,7 +112,6 @@ def scan_kernel(
     # and the entries of the first visit and the next, so that nothing waits for two tables
     visit_ptr,  # int32 [visits + 2, 2]: row << 2 | flags, cut slot to store to (-1: none)
     first_walk,
-    rows,
     HEADS: tl.constexpr,
     KEY_HEADS: tl.constexpr,
     DK: tl.constexpr,
@@ -128,7 +119,6 @@ def scan_kernel(
     BV: tl.constexpr,
     CUT: tl.constexpr,  # whether any walk starts from, or stores, a cut state
     PDL: tl.constexpr,  # whether the launch may begin before the kernel in front of it ends
-    TOUCH: tl.constexpr,  # 0, or a power of two of at least `rows`: operands may be cold
 ):
     """One program: one walk, one head, one tile of values; the tile stays in registers.
 
@@ -141,22 +131,6 @@ def scan_kernel(
     first = (tl.program_id(0) % tiles) * BV
     dim = tl.arange(0, DK)
     tile = head * DK * DV + dim[:, None] * DV + (first + tl.arange(0, BV))[None, :]
-    if TOUCH > 0:
-        # One visit hides the latency of the level-2 cache but not that of memory: the programs
-        # of the first walk ask for all rows at once. Those of a key head share its lines.
-        if first_walk + tl.program_id(1) == 0:
-            LINES: tl.constexpr = DK // 16  # of 64 bytes, what memory gives at least
-            member = tl.program_id(0) % ((HEADS // KEY_HEADS) * tiles)
-            line = member * 64 + tl.arange(0, 64)
-            vector = tl.minimum(line // LINES, 2 * rows - 1)
-            at = ((vector >> 1) * KEY_HEADS + key_head) * DK + (line % LINES) * 16
-            _touch(tl.where(vector % 2 == 0, key_ptr + at, query_ptr + at))
-            each = tl.minimum(tl.arange(0, TOUCH), rows - 1) * HEADS + head
-            _touch(value_ptr + each * DV + first)
-            if first == 0:
-                _touch(decay_ptr + each)
-                _touch(beta_ptr + each)
-                _touch(overlap_ptr + tl.minimum(tl.arange(0, TOUCH), rows - 1) * KEY_HEADS)
     walk = walk_ptr + (first_walk + tl.program_id(1)) * 6
     visit = tl.load(walk)
     stop = tl.load(walk + 1)

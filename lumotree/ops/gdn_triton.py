@@ -15,12 +15,9 @@ from lumotree.tree import TreeDescriptor
 WARP = 32
 # A thread has at most 255 registers; beside the tile it holds two vectors and addresses.
 TILE_REGISTERS = 128
-# Measured: (dk, dv, value heads) -> (BV, schedule). Others get the fallback of `choose`.
-TABLE: dict[tuple[int, int, int], tuple[int, str]] = {
-    (128, 128, 48): (32, "split"),
-    (128, 128, 32): (32, "split"),
-    (128, 128, 16): (16, "split"),
-}
+# Measured (results/h200/gdn.md): (dk, dv, value heads) -> (BV, schedule). Others get the fallback
+# of `choose`.
+TABLE: dict[tuple[int, int, int], tuple[int, str]] = {(128, 128, 48): (32, "split")}
 
 
 @dataclass(frozen=True)
@@ -30,7 +27,6 @@ class Launch:
     All kernels of a state must share `block`, `warps` and `fusion`: they decide the bits.
     early: a scan may start before the kernel in front of it ends (programmatic dependent
     launch). It then reads the state first, so the state must be older than that kernel.
-    touch: ask for all operands at once, for when they may not lie in the level-2 cache.
     """
 
     block: int
@@ -38,7 +34,6 @@ class Launch:
     fusion: bool = True
     early: bool = False
     warps: int = 1
-    touch: bool = True
 
     def storing(self) -> Launch:
         """The same bits, with every row's state stored: the native path baseline."""
@@ -89,12 +84,6 @@ class GdnKernels:
             DV=geometry.dv,
             BV=self.launch.block,
         )
-        self.rows = len(tree)
-        # Prefetch instructions are PTX: an NVIDIA device, and not the interpreter.
-        nvidia = device.type == "cuda" and torch.version.cuda is not None
-        self.touch = max(32, 1 << (self.rows - 1).bit_length()) if nvidia else 0
-        if not self.launch.touch:
-            self.touch = 0
         self.options = dict(
             num_warps=self.launch.warps, num_stages=1, enable_fp_fusion=self.launch.fusion
         )
@@ -121,11 +110,9 @@ class GdnKernels:
                 self.walks,
                 self.visits,
                 first,
-                self.rows,
                 **self.shape,
                 CUT=self.schedule.cuts > 0,
                 PDL=self.launch.early,
-                TOUCH=self.touch,
                 **self.options,
                 **early,
             )

@@ -20,8 +20,8 @@ class Solving(Verifier):
 
     low = True
     u_dtype = torch.bfloat16
-    # Columns of a tile and warps of a program of the fused kernel.
-    block, warps = 64, 8
+    # Columns of a tile and warps of a program of the fused kernel, as measured best.
+    block, warps = 64, 4
 
     def __init__(self, tree: TreeDescriptor, geometry: Geometry, device: torch.device) -> None:
         super().__init__(tree, geometry, device)

@@ -31,7 +31,7 @@ from lumotree.verifiers.path_scan import PathScan  # noqa: E402
 from lumotree.verifiers.weaver import Weaver  # noqa: E402
 
 # Columns and warps of the fused solving kernel.
-SOLVE_TILES = [(64, 8), (64, 4), (32, 4), (128, 8), (32, 8)]
+SOLVE_TILES = [(64, 4), (64, 8), (32, 4)]
 SHORT = Protocol(warmup=10, timed=40)
 # Rows of thousands of small kernels: their eager time is host time, a few iterations tell it.
 SLOW = {"torch-node": Protocol(warmup=1, timed=8), "specla": Protocol(warmup=2, timed=20)}
@@ -43,7 +43,6 @@ def variants():
 
     plain = [Launch(block, name) for name in ("split", "fine") for block in (16, 32, 8)]
     plain += [Launch(block, name) for name in ("twigs", "paths", "cut") for block in (16, 32)]
-    plain += [Launch(16, "split", touch=False), Launch(32, "split", touch=False)]
     plain += [Launch(16, "split", fusion=False), Launch(16, "fine", warps=2)]
     early = [Launch(block, name, early=True) for name in ("split", "fine") for block in (16, 32)]
     return plain, early
