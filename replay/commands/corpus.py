@@ -88,7 +88,13 @@ def import_(
 
     Reads OpenAI batch lines, bare bodies, Mooncake traces with messages or payload, ShareGPT,
     mini-swe-agent trajectories, AIPerf inputs.json and HAR. Traces of lengths and hashes have no
-    text and are refused. Headers, cookies and keys are never kept.
+    text and are refused.
+
+    Dropped with their values: keys that end in headers, authorization, cookie(s), api-key, token,
+    secret, password, access-key, secret-key, private-key or credentials, whatever their case and
+    punctuation (not eos_token and the like, nor numbers called token), openai-organization and
+    openai-project. Messages, function definitions, logprobs and the properties of JSON schemas stay
+    as they are, so a secret in a message, a text or an address stays too.
     """
     from replay.formats.reading import read_foreign
     from replay.formats.writing import write_corpus
@@ -127,7 +133,10 @@ def export(
     force: bool = typer.Option(False, "--force", help="Replace a file that exists."),
     as_json: bool = typer.Option(False, "--json", help="Print what was exported as JSON."),
 ) -> None:
-    """Write a corpus for another tool. What only LumoTree knows is stripped."""
+    """Write a corpus for another tool.
+
+    What only LumoTree knows is stripped, and keys that name credentials as in corpus import.
+    """
     from replay.corpus import load_corpus
     from replay.formats.writing import export_corpus
     from replay.talk import print_json
@@ -156,7 +165,10 @@ def select(
     force: bool = typer.Option(False, "--force", help="Replace files that exist."),
     as_json: bool = typer.Option(False, "--json", help="Print what was chosen as JSON."),
 ) -> None:
-    """Choose requests of a corpus by a rule, before anything is run, and freeze the choice."""
+    """Choose requests of a corpus by a rule, before anything is run, and freeze the choice.
+
+    Lines are copied byte for byte: nothing is dropped from them.
+    """
     from replay.corpus import load_corpus
     from replay.formats.choosing import select_corpus
     from replay.talk import print_json

@@ -10,6 +10,7 @@ from lumotree.errors import CorpusError
 from replay.cli import app
 from replay.corpus import load_corpus, read_corpus
 from replay.formats.reading import NAMES, read_foreign
+from replay.formats.secrets import SUFFIXES, without_secrets
 from replay.formats.writing import WRITERS, export_corpus, write_corpus
 from tests.replay.fakes import corpus_lines
 from tests.replay.fakes import write_corpus as write_lines
@@ -213,6 +214,67 @@ def test_keys_outside_messages_are_dropped_and_messages_stay_verbatim(tmp_path):
     (line,) = read_foreign(path).lines
     assert SECRET not in json.dumps(line) and line["body"]["messages"] == [told]
     assert line["body"] == {"messages": [told], "extra_body": {}}
+
+
+SECRET_KEYS = (
+    "headers", "extra_headers", "authorization", "Proxy-Authorization", "cookie", "Set-Cookie",
+    "cookies", "api_key", "apikey", "apiKey", "x-api-key", "X-Goog-Api-Key", "openai_api_key",
+    "token", "access_token", "X-Auth-Token", "password", "db.password", "client_secret",
+    "aws_secret_access_key", "credentials", "openai-organization",
+)  # fmt: skip
+HARMLESS = {
+    "max_tokens": 9, "max_completion_tokens": 9, "completion_tokens": 3, "prompt_tokens": 4,
+    "total_tokens": 7, "stop_token_ids": [2], "eos_token": "</s>", "price_per_token": "0.1",
+    "return_token_ids": True, "token": 5, "skip_special_tokens": False, "prompt_cache_key": "k",
+    "tokenizer": "x", "min_tokens": 1, "token_type": "a",
+}  # fmt: skip
+SCHEMA = {
+    "type": "object",
+    "properties": {"password": {"type": "string"}, "headers": {"type": "object"}},
+}
+
+
+@pytest.mark.parametrize("key", SECRET_KEYS)
+def test_a_credential_is_dropped_wherever_it_stands(tmp_path, key):
+    function = {"type": "function", "function": {"name": "login", "parameters": SCHEMA}}
+    mcp = {"type": "mcp", "server_label": "s", key: SECRET, "auth": {key: {"Bearer": SECRET}}}
+    told = {"role": "user", "content": f"my {key} is safe", key: "said by the user"}
+    body = {"messages": [told], "tools": [function, mcp], key: SECRET, "extra_body": {key: SECRET}}
+    path = tmp_path / "in.jsonl"
+    path.write_text(json.dumps({"custom_id": "a", "body": body, "lumotree": {"n": {key: SECRET}}}))
+    (line,) = read_foreign(path).lines
+    assert line["body"] == {
+        "messages": [told],
+        "tools": [function, {"type": "mcp", "server_label": "s", "auth": {}}],
+        "extra_body": {},
+    }
+    assert SECRET not in json.dumps(line)
+    corpus = read_corpus(write_lines(tmp_path / "c.jsonl", [{"custom_id": "a", "body": body}]))
+    export_corpus(corpus, "batch", tmp_path / "out")
+    assert SECRET not in (tmp_path / "out").read_text()
+
+
+def test_what_only_looks_like_a_credential_stays():
+    line = {
+        "body": {
+            **HARMLESS,
+            "tools": [{"type": "function", "name": "login", "parameters": SCHEMA}],
+            "functions": [{"name": "login", "parameters": SCHEMA}],
+            "response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}},
+        },
+        "lumotree": {
+            "completion": {"role": "assistant", "content": "x", "token": "said"},
+            "choices": [{"logprobs": {"content": [{"token": "said", "logprob": -1.0}]}}],
+        },
+    }
+    assert without_secrets(line) == line
+
+
+def test_the_help_says_what_is_dropped():
+    said = "".join(call("corpus", "import", "--help").stdout.lower().split())
+    for suffix in SUFFIXES:
+        plain = "cookie(s)" if suffix.startswith("cookie") else suffix
+        assert plain in said.replace("-", ""), suffix
 
 
 def test_streamed_and_encoded_answers_are_put_together(tmp_path):
