@@ -2,7 +2,8 @@
 
 A few requests are decoded with a handful of designs; every step's rows, phases and accepted
 path are recorded. Acceptance comes from the widest trees, cost from all steps; `prediction`
-turns both into a choice. Sampling noise differs from the replay's, the prompts do not.
+turns both into a choice. Sampling noise differs from the replay's; the prompts differ too where
+the corpus has requests that the replay leaves out. The choice names the requests it was made on.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from lumotree.decoder import Decoder, DecoderConfig, Run
 from lumotree.errors import LumoTreeError
 from lumotree.prefix import PrefixStore
 from replay.costmodel import CostModel, Observation, fit
+from replay.machine import describe_machine
 from replay.prediction import Candidate, Reach, candidates
+from replay.selection import evenly_spaced
 
 if TYPE_CHECKING:
     from lumotree.engine import Engine
@@ -106,13 +109,16 @@ def calibrate(
     requests: int = REQUESTS,
     tokens: int = TOKENS,
     designs: Sequence[DecoderConfig] = DESIGNS,
+    corpus_sha256: str | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> Calibration:
     """Decode `requests` of `items`, evenly spaced, up to `tokens` tokens with each design.
 
-    Raises LumoTreeError when the outputs are too short to measure anything.
+    `corpus_sha256` is of the corpus of `items`. Raises LumoTreeError when the outputs are too
+    short to measure anything, or the designs too few to know the error of a prediction.
     """
-    records = record(engine, items, requests, tokens, designs, note)
+    chosen = [items[i] for i in evenly_spaced(len(items), min(requests, len(items)))]
+    records = record(engine, chosen, tokens, designs, note)
     observations = tuple(observe(config, steps) for config, steps in records if steps)
     cost = fit(observations)
     if cost is None:
@@ -122,7 +128,9 @@ def calibrate(
         )
     measured = tuple(reach_of(config, steps) for config, steps in records if steps)
     ranked = candidates(measured, cost)
-    about = engine.description()
+    if not ranked:
+        raise LumoTreeError("calibration: too few designs to predict another tree")
+    about, machine = engine.description(), describe_machine()
     best = ranked[0]
     choice = TreeChoice(
         tree=best.tree,
@@ -133,28 +141,28 @@ def calibrate(
         predicted_ms_per_step=best.ms_per_step,
         weights_sha256=about["weights_sha256"],
         device=about["device"],
+        cpu=machine["cpu"],
+        cores=machine["cores"],
+        corpus_sha256=corpus_sha256,
+        calibrated_on=tuple(item.request.request_id for item in chosen),
     )
     return Calibration(measured, observations, cost, tuple(ranked), choice)
 
 
 def record(
     engine: Engine,
-    items: Sequence[Item],
-    requests: int,
+    chosen: Sequence[Item],
     tokens: int,
     designs: Sequence[DecoderConfig],
     note: Callable[[str], None],
 ) -> list[tuple[DecoderConfig, list[StepRecord]]]:
     """The steps of each design; designs alternate by request, so that drift falls on all alike."""
-    from replay.selection import evenly_spaced
-
     usable = [c for c in designs if c.passes == 0 or engine.has_mtp]
     decoders = [RecordingDecoder(engine, config) for config in usable]
     # One prefill per prompt and kind of state instead of one per design.
     stores = {True: PrefixStore(), False: PrefixStore()}
     for decoder in decoders:
         decoder.snapshots = stores[decoder.uses_mtp]
-    chosen = [items[i] for i in evenly_spaced(len(items), min(requests, len(items)))]
     for number, item in enumerate(chosen, start=1):
         note(f"calibrating tree=auto, request {number} of {len(chosen)}")
         params = replace(

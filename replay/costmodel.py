@@ -29,7 +29,8 @@ class CostModel:
     """Fitted costs in milliseconds.
 
     rmse_ms is of the fit; loo_rmse_ms and loo_relative (of each design's own ms, root mean
-    square) are leave-one-out, None when leaving one out leaves too few designs.
+    square) are leave-one-out, None when leaving one out leaves too few designs; then rmse_ms
+    says nothing either and nothing may be predicted.
     """
 
     fixed_ms: float

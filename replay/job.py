@@ -15,17 +15,20 @@ from arms.registry import create
 from arms.spec import parse_arms
 from lumotree.errors import CorpusError, LumoTreeError, RequestError
 from lumotree.request import SamplingParams
-from replay.corpus import Corpus, load_corpus
+from replay.corpus import Corpus, CorpusRequest, load_corpus
 from replay.guards import Equality, check_equality
 from replay.machine import describe_machine, describe_versions, git_commit
-from replay.runfolder import RunFolder
+from replay.runfolder import RunFolder, difference
 from replay.runner import Item, Progress, replay, start_arms
 from replay.sampling import SamplingRule
-from replay.selection import select
+from replay.selection import evenly_spaced, select
 from replay.summary import summarise
 
 if TYPE_CHECKING:
     from lumotree.engine import Engine
+
+# Parts of run.json that say where and with what it ran. A resume may differ in them, but says so.
+PLACE = ("machine", "versions", "git_commit")
 
 
 @dataclass(frozen=True)
@@ -126,15 +129,22 @@ def resume_replay(
 ) -> Outcome:
     """Continue a run folder. `given` are the options named this time; they must not differ.
 
-    Raises CorpusError naming what differs in options, corpus or model.
+    Another machine, version or commit is kept in `resumed_on` and warned of. Raises CorpusError
+    naming what differs in options, corpus, model or in what an arm decodes with.
     """
     folder = RunFolder.open(path)
     options = saved_options(folder)
     # A corpus that has moved is the same corpus if its hash is.
     job = _Job.prepare(replace(options, **given), progress, folder.run.get("arms", {}))
     try:
-        folder.resume({key: job.record()[key] for key in ("options", "corpus", "model")})
-        folder.run.setdefault("resumed_at", []).append(datetime.now(UTC).isoformat())
+        now, at = job.record(), datetime.now(UTC).isoformat()
+        folder.resume({key: now[key] for key in ("options", "corpus", "model", "arms")})
+        folder.run.setdefault("resumed_at", []).append(at)
+        differs = {
+            part: now[part] for part in PLACE if folder.run.get(part, now[part]) != now[part]
+        }
+        if differs:
+            folder.run.setdefault("resumed_on", []).append({"at": at, **differs})
         opened(folder)
         return job.finish(folder, progress)
     finally:
@@ -189,19 +199,28 @@ class _Job:
         return job
 
     def choose_trees(self, before: Mapping[str, Any], progress: Progress) -> None:
-        """Calibrate for arms with tree=auto; one calibration serves all of them."""
-        waiting = [arm for arm in self.arms if getattr(arm, "needs_choice", False)]
+        """Calibrate for arms with tree=auto; one calibration serves all of them.
+
+        A choice saved before stays, also where the plan file says something else by now.
+        """
         choice = None
-        for arm in waiting:
+        for arm in self.arms:
+            if not getattr(arm, "auto", False):
+                continue
             saved = before.get(arm.name, {}).get("description", {}).get("choice")
             if saved is not None:
                 arm.choice = TreeChoice.of(saved, "run.json")
-                continue
-            if choice is None:
-                from replay.calibration import calibrate
+            elif arm.needs_choice:
+                choice = choice or self._calibrated(progress)
+                arm.choice = choice
 
-                choice = calibrate(self.engine, self.items, note=progress.note).choice
-            arm.choice = choice
+    def _calibrated(self, progress: Progress) -> TreeChoice:
+        from replay.calibration import calibrate
+
+        items = held_out(self.corpus, self.options, self.engine) or self.items
+        return calibrate(
+            self.engine, items, corpus_sha256=self.corpus.sha256, note=progress.note
+        ).choice
 
     def record(self) -> dict[str, Any]:
         """run.json as far as it is known before the first request."""
@@ -249,8 +268,10 @@ class _Job:
             if self.options.check_tokens:
                 equality = check_equality(rows, local, self._margin)
             summary = summarise(self.status, rows, equality, folder.run)
+            summary["warnings"] = [*(summary.get("warnings") or ()), *run_warnings(folder.run)]
             folder.write_json("summary.json", summary)
-            folder.run["ended_at"] = datetime.now(UTC).isoformat()
+            if not folder.run.get("ended_at"):
+                folder.run["ended_at"] = datetime.now(UTC).isoformat()
             folder.write_run()
         finally:
             folder.close()
@@ -273,26 +294,74 @@ def make_items(corpus: Corpus, options: ReplayOptions, engine: Engine) -> list[I
     """Tokenise the selected requests and settle their parameters.
 
     The cap shrinks to what the context leaves, equally for all arms. Raises CorpusError naming
-    the line of a prompt that does not fit or of a recorded sampling value out of range.
+    the line of a prompt that does not fit or cannot be tokenised, or of a recorded sampling value
+    out of range.
     """
-    rule = options.rule()
+    chosen = select(corpus.requests, options.limit)
+    return [make_item(corpus, request, options, engine) for request in chosen]
+
+
+def make_item(
+    corpus: Corpus, request: CorpusRequest, options: ReplayOptions, engine: Engine
+) -> Item:
+    """One request of `make_items`."""
+    where = corpus.where(request)
+    try:
+        params: SamplingParams = options.rule().params(request.request_id, request.sampling)
+        ids = engine.tokenizer.encode_chat(request.messages, request.tools)
+    except RequestError as error:
+        raise CorpusError(f"{where}: {error.message}", error.hint) from None
+    except (TypeError, UnicodeError):
+        # Half a surrogate pair is valid JSON and no text.
+        raise CorpusError(
+            f"{where}: the tokenizer cannot take this request",
+            "look for half a surrogate pair, such as \\ud83d, in its text",
+        ) from None
+    room = engine.max_context - len(ids)
+    if room < 1:
+        raise CorpusError(
+            f"{where}: the prompt has {len(ids)} tokens, "
+            f"the model's context holds {engine.max_context}"
+        )
+    params = replace(params, max_tokens=min(params.max_tokens, room))
+    return Item(ArmRequest(request.request_id, tuple(ids), request.conversation), params)
+
+
+def held_out(corpus: Corpus, options: ReplayOptions, engine: Engine) -> list[Item]:
+    """A few requests that the run leaves out, evenly spaced: a tree chosen on them is not
+    flattered by the requests it is scored on. None where the run takes all, or where they do not
+    fit the model.
+    """
+    from replay.calibration import REQUESTS
+
+    taken = {request.request_id for request in select(corpus.requests, options.limit)}
+    left = [request for request in corpus.requests if request.request_id not in taken]
     items = []
-    for request in select(corpus.requests, options.limit):
-        where = corpus.where(request)
+    for index in evenly_spaced(len(left), min(REQUESTS, len(left))):
         try:
-            params: SamplingParams = rule.params(request.request_id, request.sampling)
-            ids = engine.tokenizer.encode_chat(request.messages, request.tools)
-        except RequestError as error:
-            raise CorpusError(f"{where}: {error.message}", error.hint) from None
-        room = engine.max_context - len(ids)
-        if room < 1:
-            raise CorpusError(
-                f"{where}: the prompt has {len(ids)} tokens, "
-                f"the model's context holds {engine.max_context}"
-            )
-        params = replace(params, max_tokens=min(params.max_tokens, room))
-        items.append(Item(ArmRequest(request.request_id, tuple(ids), request.conversation), params))
+            items.append(make_item(corpus, left[index], options, engine))
+        except CorpusError:
+            continue  # a fault of a request that nobody asked for
     return items
+
+
+def run_warnings(run: Mapping[str, Any]) -> list[str]:
+    """What run.json says against quoting the run: where it went on, how trees were chosen."""
+    found = []
+    for resumed in run.get("resumed_on") or ():
+        for part in PLACE:
+            if part in resumed:
+                said = difference(part.replace("_", " "), run.get(part), resumed[part])
+                found.append(f"the run went on under other conditions: {said}")
+    corpus, scored = run.get("corpus") or {}, run.get("selected") or ()
+    for name, status in (run.get("arms") or {}).items():
+        choice = (status.get("description") or {}).get("choice")
+        if choice is not None:
+            notices = TreeChoice.of(choice, "run.json").notices(
+                run.get("machine") or {}, corpus.get("sha256", ""), scored
+            )
+            found += [f"{name}: {notice}" for notice in notices]
+    return list(dict.fromkeys(found))
 
 
 def _free_folder(started: datetime, stem: str) -> Path:

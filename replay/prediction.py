@@ -58,7 +58,10 @@ def candidates(measured: Sequence[Reach], cost: CostModel) -> list[Candidate]:
     """Every part considered, fastest first; one per tree, passes and suffix.
 
     Steps that cost nothing or less are an extrapolation, not a prediction, and are left out.
+    So is everything when the error of the cost is not known: as many trees as coefficients.
     """
+    if cost.loo_rmse_ms is None:
+        return []
     found: dict[tuple[str, int, bool], Candidate] = {}
     for reach in measured:
         for rows in parts(reach):

@@ -50,21 +50,27 @@ class RunFolder:
             run = json.loads((path / "run.json").read_bytes())
         except (FileNotFoundError, NotADirectoryError):
             raise CorpusError(f"{path} is not a run folder: it has no run.json") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise CorpusError(f"{path / 'run.json'} cannot be read: {error}") from None
-        version = run.get("schema_version") if isinstance(run, dict) else None
-        if version != SCHEMA_VERSION:
-            raise CorpusError(
-                f"{path / 'run.json'} has schema version {version!r}; "
-                f"this version reads {SCHEMA_VERSION}"
-            )
+        _check_schema(path / "run.json", run, SCHEMA_VERSION)
         return cls(path, run)
 
     def resume(self, run: dict[str, Any]) -> None:
-        """Open for appending. Raises CorpusError naming what differs from `run`."""
+        """Open for appending. Raises CorpusError naming what differs from `run`.
+
+        `arms` in it is the status by arm: what an arm decodes with must not differ, but an arm
+        that was unavailable may be available now, and the other way round.
+        """
         for part in SAME:
             if part in run and self.run.get(part) != run[part]:
                 what = difference(part, self.run.get(part), run[part])
+                raise CorpusError(f"{self.path} cannot be resumed: {what}", "start a new run")
+        saved = self.run.get("arms") or {}
+        for name, status in (run.get("arms") or {}).items():
+            before = (saved.get(name) or {}).get("description")
+            now = status.get("description")
+            if before is not None and now is not None and before != now:
+                what = difference(f"arm {name}", before, now)
                 raise CorpusError(f"{self.path} cannot be resumed: {what}", "start a new run")
         self._open_rows()
 
@@ -75,6 +81,8 @@ class RunFolder:
             data = path.read_bytes()
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise CorpusError(f"{path} cannot be read: {error.strerror}") from None
         rows = []
         for number, line in enumerate(data.split(b"\n")[:-1], start=1):
             try:
@@ -100,24 +108,35 @@ class RunFolder:
         self.write_json("run.json", self.run)
 
     def write_json(self, name: str, value: Any) -> None:
-        """Replace one file as a whole; a kill leaves the old or the new one."""
+        """Replace one file as a whole; a kill leaves the old or the new one.
+
+        Raises CorpusError naming the file, as on a full disk.
+        """
         target, draft = self.path / name, self.path / f".{name}.part"
-        with draft.open("wb") as file:
-            file.write(json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, target)
+        data = json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n"
+        try:
+            with draft.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, target)
+        except OSError as error:
+            raise CorpusError(f"{target} cannot be written: {error.strerror}") from None
 
     def summary(self) -> dict[str, Any]:
-        """The saved summary. Raises CorpusError when the run has none yet."""
+        """The saved summary. Raises CorpusError when the run has none yet or it cannot be read."""
+        from replay.summary import SCHEMA_VERSION as NEWEST
+
         path = self.path / "summary.json"
         try:
-            return json.loads(path.read_bytes())
+            found = json.loads(path.read_bytes())
         except FileNotFoundError:
             hint = f"finish the run: lumotree replay --resume {self.path}"
             raise CorpusError(f"{self.path} has no summary.json", hint) from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise CorpusError(f"{path} cannot be read: {error}") from None
+        _check_schema(path, found, NEWEST, oldest=1)
+        return found
 
     def close(self) -> None:
         if self._rows is not None:
@@ -127,10 +146,13 @@ class RunFolder:
     def _open_rows(self) -> None:
         path = self.path / "requests.jsonl"
         # Unbuffered: a row is one write call, so a kill cannot leave half a row behind a whole one.
-        self._rows = path.open("ab", buffering=0)
-        _lock(self._rows, path)
-        data = path.read_bytes()
-        self._rows.truncate(data.rfind(b"\n") + 1)
+        try:
+            self._rows = path.open("ab", buffering=0)
+            _lock(self._rows, path)
+            data = path.read_bytes()
+            self._rows.truncate(data.rfind(b"\n") + 1)
+        except OSError as error:
+            raise CorpusError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def difference(part: str, saved: Any, given: Any) -> str:
@@ -140,6 +162,21 @@ def difference(part: str, saved: Any, given: Any) -> str:
             if saved.get(key) != given.get(key):
                 return difference(f"{part} {key}", saved.get(key), given.get(key))
     return f"{part} was {_short(saved)}, now it is {_short(given)}"
+
+
+def _check_schema(path: Path, value: Any, newest: int, oldest: int | None = None) -> None:
+    """Raises CorpusError when a saved document is none or of a version not read here.
+
+    `oldest` is the version of documents that do not say it.
+    """
+    if not isinstance(value, dict):
+        raise CorpusError(f"{path} is not a JSON object")
+    version = value.get("schema_version", oldest)
+    if type(version) is not int or not 1 <= version <= newest:
+        raise CorpusError(
+            f"{path} has schema version {version!r}; this version reads up to {newest}",
+            "use the version of lumotree that wrote it, or a later one",
+        )
 
 
 def _is_free(path: Path) -> bool:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
+import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from lumotree.errors import LumoTreeError
+
+if TYPE_CHECKING:
+    from replay.job import Outcome
 
 EPILOG = """Examples:
 
@@ -76,7 +81,9 @@ def replay(
         True, "--report/--no-report", help="Write report.html and the pictures at the end."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
-    quiet: bool = typer.Option(False, "--quiet", help="No progress and no talk."),
+    quiet: bool = typer.Option(
+        False, "--quiet", help="No progress and no talk; failures are still said."
+    ),
 ) -> None:
     """Replay a recorded corpus through each arm and pool the decode rates.
 
@@ -130,8 +137,7 @@ def _run(
     quiet: bool,
 ) -> None:
     from replay.job import ReplayOptions, resume_replay, run_replay
-    from replay.tables import console, print_run
-    from replay.talk import Bar, print_json, say
+    from replay.talk import Bar, say
 
     place: list[Path] = []
     try:
@@ -148,24 +154,34 @@ def _run(
                     progress=bar,
                     opened=lambda folder: place.append(folder.path),
                 )
+        _print_outcome(outcome, as_json, quiet)
+        # Last, because drawing takes seconds and nothing else depends on it.
+        if report:
+            _report(outcome.folder.path, quiet)
     except KeyboardInterrupt:
         if place:
             say(
                 f"interrupted; continue with: lumotree replay --resume {shlex.quote(str(place[0]))}"
             )
         raise typer.Exit(130) from None
+    if not outcome.ok:
+        raise typer.Exit(1)
+
+
+def _print_outcome(outcome: Outcome, as_json: bool, quiet: bool) -> None:
+    """Tables and warnings on stdout; where the run lies and what failed on stderr."""
+    from replay.tables import console, print_run
+    from replay.talk import print_json, say
+
     if as_json:
         print_json(outcome.summary | {"run": str(outcome.folder.path)})
     else:
-        print_run(console(), outcome.summary)
+        out = console()
+        print_run(out, outcome.summary)
+        for warning in outcome.summary.get("warnings") or ():
+            out.print(f"warning: {warning}", markup=False)
     if not quiet:
         say(f"run folder: {outcome.folder.path}")
-    if report:
-        from replay.report.page import write_report
-
-        path = write_report(outcome.folder.path)
-        if not quiet:
-            say(f"report: {path}")
     for name in outcome.summary["withheld"]:
         say(f"withheld: {name}: {outcome.summary['arms'][name]['reason']}")
     for mismatch in outcome.equality.mismatches if outcome.equality is not None else ():
@@ -174,5 +190,22 @@ def _run(
         say("the start-up probe found that equal bits do not hold on this machine")
     if outcome.failed_in_process:
         say(f"{outcome.failed_in_process} requests failed in this process; see requests.jsonl")
-    if not outcome.ok:
-        raise typer.Exit(1)
+
+
+def _report(path: Path, quiet: bool) -> None:
+    """Write the report. The run is whole without it, so a fault in it is no more than a warning."""
+    from replay.talk import say
+
+    try:
+        from replay.report.page import write_report
+
+        page = write_report(path)
+    except Exception as error:  # whatever a file beside the run, a font or the disk may bring
+        if os.environ.get("LUMOTREE_DEBUG") == "1":
+            traceback.print_exc()
+        reason = str(error) if isinstance(error, LumoTreeError) else repr(error)
+        again = shlex.join(["lumotree", "report", str(path)])
+        say(f"warning: no report was written: {reason}; write it with: {again}")
+        return
+    if not quiet:
+        say(f"report: {page}")

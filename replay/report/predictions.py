@@ -9,17 +9,25 @@ from replay.report.view import RunView
 
 
 def cost_table(view: RunView) -> Table | None:
-    """The fitted cost of a step, and the trees predicted to be best from it."""
+    """The fitted cost of a step, and the trees predicted to be best from it.
+
+    Without a known error there are no predictions, only what the fit says: earlier versions
+    saved some all the same.
+    """
     cost = view.summary.get("cost_model")
-    if not cost or not cost.get("predicted"):
+    if not cost:
+        return None
+    if cost.get("loo_relative") is None:
+        return _unknown_error(cost)
+    if not cost.get("predicted"):
         return None
     note = (
         f"A step costs {cost['fixed_ms']:.2f} ms, {cost['per_pass_ms']:.2f} more per drafting "
         f"pass and {cost['per_row_ms']:.3f} per row, fitted to {cost['designs']} trees of this run"
     )
-    if cost.get("loo_relative") is not None:
-        note += f"; a tree left out of the fit is predicted to {100 * cost['loo_relative']:.0f} %"
+    note += f"; a tree left out of the fit is predicted to {100 * cost['loo_relative']:.0f} %"
     note += ". These are predictions, not measurements: run a tree as an arm to know."
+    note += _nominal(cost)
     columns = [("tree", ""), ("passes", ""), ("suffix", ""), ("rows", ""), ("tokens", "per step")]
     columns += [("time", "ms per step"), ("predicted rate", "tok/s")]
     rows = [
@@ -35,6 +43,27 @@ def cost_table(view: RunView) -> Table | None:
         for found in cost["predicted"]
     ]
     return Table("cost", "Trees predicted to be best here", columns, rows, note)
+
+
+def _unknown_error(cost: dict[str, Any]) -> Table:
+    columns = [("fixed", "ms per step"), ("drafting pass", "ms"), ("verified row", "ms")]
+    columns += [("trees", "fitted")]
+    row = [number(cost[key], 3) for key in ("fixed_ms", "per_pass_ms", "per_row_ms")]
+    reason = "as many trees as coefficients"
+    if cost["designs"] > 3:
+        reason = "a coefficient rests on one tree alone"
+    note = f"Error unknown: {reason}. So no other tree is predicted." + _nominal(cost)
+    return Table("cost", "Cost of a step", columns, [[*row, count(cost["designs"])]], note)
+
+
+def _nominal(cost: dict[str, Any]) -> str:
+    """Rows do not say how many drafts a step carried, see `runmodel`."""
+    if cost.get("rows") != "nominal":
+        return ""
+    return (
+        " Rows are nominal: every row that an arm's drafters may fill counts, which is an upper "
+        "bound where suffix drafts are rare."
+    )
 
 
 def breakeven_table(found: dict[str, Any]) -> Table:

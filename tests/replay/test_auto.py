@@ -1,6 +1,7 @@
 """tree=auto: calibration on the embedded model, and how an arm gets and keeps its choice."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,8 @@ from lumotree.errors import ArmError
 from replay.calibration import calibrate
 from replay.cli import app
 from replay.corpus import load_corpus
-from replay.job import ReplayOptions, make_items
+from replay.job import ReplayOptions, held_out, make_items
+from replay.machine import describe_machine
 from replay.runfolder import RunFolder
 from tests.replay.fakes import FakeEngine, corpus_lines, install, write_corpus
 
@@ -83,7 +85,7 @@ def test_a_plan_file_replaces_the_calibration(corpus, calibrated, tmp_path):
         ("{", "is not JSON"),
         ("{}", "holds no tree choice"),
         (json.dumps({"choice": CHOICE.as_dict() | {"tree": "oak"}}), "holds no tree choice"),
-        (json.dumps({"choice": CHOICE.as_dict() | {"weights_sha256": "x"}}), "another weights"),
+        (json.dumps({"choice": CHOICE.as_dict() | {"weights_sha256": "x"}}), "other weights"),
         (json.dumps({"choice": CHOICE.as_dict() | {"device": "cuda"}}), "another device"),
     ],
 )
@@ -158,3 +160,88 @@ def test_the_choice_is_the_first_candidate_and_decodes_the_same_tokens(calibrati
             == plain.run(item.request, item.params).token_ids
         )
     json.dumps(found.as_dict())
+
+
+HERE = {"cpu": "A", "cores": 8}
+KNOWN = replace(CHOICE, cpu="A", cores=8, corpus_sha256="s", calibrated_on=("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("choice", "says"),
+    [
+        (replace(KNOWN, calibrated_on=("x",)), []),
+        (KNOWN, ["chosen on 2 of these 3 requests"]),
+        (replace(KNOWN, corpus_sha256="other"), []),
+        (replace(KNOWN, corpus_sha256=None), ["chosen on 2 of these 3 requests"]),
+        (replace(KNOWN, calibrated_on=()), ["not known on which requests"]),
+        (replace(KNOWN, cpu="B"), ["another machine (B, 8 cores; this one is A", "2 of these 3"]),
+        (replace(KNOWN, cores=2), ["another machine (A, 2 cores", "2 of these 3"]),
+    ],
+)
+def test_a_choice_says_what_flatters_or_misleads_it(choice, says):
+    found = choice.notices(HERE, "s", ["a", "b", "c"])
+    assert len(found) == len(says)
+    assert all(part in notice for part, notice in zip(says, found, strict=True))
+    assert TreeChoice.of(json.loads(json.dumps(choice.as_dict())), "here") == choice
+
+
+def test_a_plan_takes_machine_and_corpus_from_the_document_around_it(tmp_path):
+    document = {"choice": CHOICE.as_dict(), "machine": HERE, "corpus": {"sha256": "s"}}
+    (tmp_path / "map.json").write_text(json.dumps(document))
+    choice = TreeChoice.load(tmp_path / "map.json")
+    assert (choice.cpu, choice.cores, choice.corpus_sha256) == ("A", 8, "s")
+
+
+@pytest.mark.parametrize(("limit", "seen"), [(4, 0), (6, 4)])
+def test_calibration_prefers_requests_that_are_not_scored(
+    corpus, tmp_path, monkeypatch, limit, seen
+):
+    install(FakeEngine(), monkeypatch)
+
+    def stand_in(engine, items, *, corpus_sha256, **options):
+        ids = tuple(item.request.request_id for item in items[:4])
+        choice = replace(CHOICE, calibrated_on=ids, corpus_sha256=corpus_sha256)
+        return SimpleNamespace(choice=choice)
+
+    monkeypatch.setattr("replay.calibration.calibrate", stand_in)
+    words = ("--arms", "ar lumotree:tree=auto", "--cap", 9, "--limit", limit, "--out", "r")
+    done = call("replay", corpus, *words)
+    assert done.exit_code == 0, done.output
+    run = RunFolder.open(tmp_path / "r").run
+    choice = run["arms"]["lumotree:tree=auto"]["description"]["choice"]
+    assert choice["corpus_sha256"] == run["corpus"]["sha256"]
+    assert len(set(choice["calibrated_on"]) & set(run["selected"])) == seen
+    said = f"tree=auto was chosen on {seen} of these {limit} requests"
+    page = (tmp_path / "r" / "report.html").read_text()
+    assert (said in " ".join(done.stdout.split())) == (said in page) == (seen > 0)
+
+
+def test_a_request_left_out_that_does_not_fit_is_no_calibration_request(tmp_path):
+    lines = corpus_lines()
+    lines[2]["body"]["messages"][0]["content"] = "word " * 80
+    corpus = load_corpus(write_corpus(tmp_path / "c.jsonl", lines))
+    options = ReplayOptions(corpus="c.jsonl", arms=("ar",), limit=4)
+    ids = [item.request.request_id for item in held_out(corpus, options, FakeEngine())]
+    assert ids == ["c1-t1"]
+
+
+def test_a_resume_keeps_the_choice_of_a_plan_that_changed_or_went(corpus, calibrated, tmp_path):
+    plan = tmp_path / "map.json"
+    plan.write_text(json.dumps({"choice": CHOICE.as_dict()}))
+    arm = "lumotree:tree=auto,plan=map.json"
+    call("replay", corpus, "--arms", f"ar {arm}", "--cap", 9, "--out", "r")
+    plan.write_text(json.dumps({"choice": CHOICE.as_dict() | {"tree": "chain-1", "passes": 1}}))
+    for _ in range(2):
+        done = call("replay", "--resume", "r")
+        assert done.exit_code == 0, done.output
+        description = RunFolder.open(tmp_path / "r").run["arms"][arm]["description"]
+        assert description["choice"]["tree"] == "chain-2"
+        plan.unlink(missing_ok=True)
+
+
+def test_a_calibration_names_its_machine_and_requests(calibration):
+    _, items, found = calibration
+    here = describe_machine()
+    assert (found.choice.cpu, found.choice.cores) == (here["cpu"], here["cores"])
+    assert len(found.choice.calibrated_on) == 2
+    assert set(found.choice.calibrated_on) <= {item.request.request_id for item in items}

@@ -13,7 +13,7 @@ from replay.costmodel import CostModel
 from replay.prediction import Reach, candidates, drafters, parts, predict, prune
 
 HYDRA = tree_from_name("hydra27")
-COST = CostModel(10.0, 5.0, 0.5, 0.0, None, None, 5)
+COST = CostModel(10.0, 5.0, 0.5, 0.1, 0.2, 0.01, 5)
 
 
 def reach(passes, seed=0, decay=0.7):
@@ -90,11 +90,11 @@ def test_what_is_no_part_is_not_predicted():
 def test_costs_decide_between_wide_and_narrow():
     """Free rows want the whole tree; dear rows want a chain; dear passes want few of them."""
     measured = [reach(p) for p in (1, 3, 5)]
-    free = CostModel(10.0, 0.01, 0.0, 0.0, None, None, 5)
+    free = CostModel(10.0, 0.01, 0.0, 0.1, 0.2, 0.01, 5)
     assert candidates(measured, free)[0].rows == max(sum(r.active) for r in measured)
-    dear = CostModel(10.0, 0.01, 20.0, 0.0, None, None, 5)
+    dear = CostModel(10.0, 0.01, 20.0, 0.1, 0.2, 0.01, 5)
     assert candidates(measured, dear)[0].tree in ("root", "chain-1")
-    passes = CostModel(10.0, 500.0, 0.0, 0.0, None, None, 5)
+    passes = CostModel(10.0, 500.0, 0.0, 0.1, 0.2, 0.01, 5)
     assert candidates(measured, passes)[0].passes == 0
 
 

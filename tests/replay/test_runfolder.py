@@ -74,7 +74,8 @@ def test_a_broken_row_in_the_middle_is_named(tmp_path):
         (None, "has no run.json"),
         ("{", "cannot be read"),
         ('{"schema_version": 99}', "schema version 99"),
-        ("[]", "schema version None"),
+        ("[]", "is not a JSON object"),
+        ("{}", "schema version None"),
     ],
 )
 def test_no_run_folder(tmp_path, content, says):
@@ -110,3 +111,67 @@ def test_an_unfinished_run_has_no_summary(tmp_path):
     with pytest.raises(CorpusError, match="has no summary.json") as caught:
         folder.summary()
     assert "--resume" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("[]", "is not a JSON object"),
+        ("3", "is not a JSON object"),
+        ('{"schema_version": 99}', "schema version 99; this version reads up to"),
+        ('{"schema_version": "1"}', "schema version '1'"),
+        ("{", "cannot be read"),
+        ("[" * 100_000, "cannot be read"),
+    ],
+)
+def test_a_summary_that_is_none_is_one_clear_error(tmp_path, content, says):
+    folder = RunFolder.create(tmp_path / "r", RUN)
+    folder.close()
+    (tmp_path / "r" / "summary.json").write_text(content)
+    with pytest.raises(CorpusError, match="summary.json.*" + says.replace("(", "[(]")):
+        folder.summary()
+
+
+@pytest.mark.parametrize(
+    ("arms", "says"),
+    [
+        ({"ar": {"description": {"tree": "root"}}}, None),
+        ({"ar": {"status": "unavailable", "reason": "gone"}}, None),
+        ({"new": {"description": {"tree": "oak"}}}, None),
+        ({"ar": {"description": {"tree": "oak"}}}, "arm ar tree was root, now it is oak"),
+    ],
+)
+def test_a_resume_refuses_an_arm_that_decodes_with_something_else(tmp_path, arms, says):
+    saved = {"ar": {"description": {"tree": "root"}}, "new": {"status": "unavailable"}}
+    RunFolder.create(tmp_path / "r", RUN | {"arms": saved}).close()
+    folder = RunFolder.open(tmp_path / "r")
+    if says is None:
+        folder.resume(RUN | {"arms": arms})
+        folder.close()
+    else:
+        with pytest.raises(CorpusError, match=says):
+            folder.resume(RUN | {"arms": arms})
+
+
+@pytest.mark.parametrize("name", ["run.json", "summary.json"])
+def test_a_file_that_cannot_be_written_is_named(tmp_path, monkeypatch, name):
+    folder = RunFolder.create(tmp_path / "r", RUN)
+    folder.close()
+
+    def full(draft, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("replay.runfolder.os.replace", full)
+    with pytest.raises(CorpusError, match=f"{name} cannot be written: No space left"):
+        folder.write_json(name, {})
+
+
+def test_rows_that_cannot_be_opened_are_named(tmp_path):
+    RunFolder.create(tmp_path / "r", RUN).close()
+    (tmp_path / "r" / "requests.jsonl").unlink()
+    (tmp_path / "r" / "requests.jsonl").mkdir()
+    folder = RunFolder.open(tmp_path / "r")
+    with pytest.raises(CorpusError, match="requests.jsonl cannot be written"):
+        folder.resume(RUN)
+    with pytest.raises(CorpusError, match="requests.jsonl cannot be read"):
+        folder.rows()
