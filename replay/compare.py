@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lumotree.errors import CorpusError
-from replay.comparison import Side, compare_sides
+from replay.comparison import APART, Side, compare_sides
 from replay.context import RunContext
 from replay.guards import check_equality
 from replay.rows import Row
 from replay.runfolder import RunFolder, difference
+from replay.statistics import pair
 from replay.summary import summarise
 
 # Parts of run.json that must agree for a ratio to mean anything; `options` keys by name.
@@ -43,7 +46,8 @@ class Loaded:
         rows = folder.rows()
         if not any(row.completed for row in rows):
             raise CorpusError(f"{path} holds no completed request")
-        return cls(path.resolve().name, folder.run, rows, resummarise(folder.run, rows))
+        saved = folder.summary() if (path / "summary.json").exists() else None
+        return cls(path.resolve().name, folder.run, rows, resummarise(folder.run, rows, saved))
 
     def side(self, arm: str, label: str) -> Side:
         entry = self.summary["arms"][arm]
@@ -55,16 +59,29 @@ class Loaded:
         )
 
 
-def resummarise(run: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
-    """The summary of saved rows, margins aside: those need the model."""
-    status = run.get("arms", {})
+def resummarise(
+    run: Mapping[str, Any], rows: Sequence[Row], saved: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The summary of saved rows. Only the model can measure margins: they are those `saved`."""
+    status = run.get("arms") or {}
     local = [
         name
         for name, arm in status.items()
-        if arm.get("description", {}).get("kind") == "in-process"
+        if (arm.get("description") or {}).get("kind") == "in-process"
     ]
-    check = run.get("options", {}).get("check_tokens", True)
-    return summarise(status, rows, check_equality(rows, local) if check else None, run)
+    check = (run.get("options") or {}).get("check_tokens", True)
+    equality = check_equality(rows, local, _margins(saved or {})) if check else None
+    return summarise(status, rows, equality, run)
+
+
+def _margins(saved: Mapping[str, Any]) -> Callable[[str, list[int]], float | None]:
+    """Margins at divergences, as the run measured them."""
+    known = {
+        (mismatch["request_id"], mismatch["position"]): mismatch.get("margin")
+        for arm in (saved.get("arms") or {}).values()
+        for mismatch in (arm.get("guards") or {}).get("mismatches") or ()
+    }
+    return lambda request, ids: known.get((request, len(ids)))
 
 
 def compare_folders(
@@ -94,7 +111,7 @@ def compare_folders(
         comparisons = _across(runs, baseline)
     notes = [text for other in runs[1:] for text in _differences(first, other, NOTED)]
     if len(runs) > 1:
-        notes.append("runs are not interleaved: drift between them is in no A/A floor")
+        notes.append(f"{APART}: what an arm of both differs by comes on top of the A/A floor")
     if not any(RunContext.of(run.run).prompts for run in runs):
         notes.append("the run folder names no conversations: requests count as independent")
     return {
@@ -136,10 +153,38 @@ def _across(runs: Sequence[Loaded], baseline: str | None) -> list[dict[str, Any]
                 run.side(arm, f"{_label(runs, i)}/{arm}"),
                 first.side(other, f"{_label(runs, 0)}/{other}"),
                 same_run=i == 0,
+                drift=_drift(first, run, arm) if i else None,
             )
             if entry is not None:
                 found.append(entry)
     return found
+
+
+def _drift(one: Loaded, two: Loaded, compared: str) -> float | None:
+    """How far an arm of both folders comes apart between them, relative; None without one.
+
+    It is the first folder's baseline; where that is the arm `compared`, the widest of the others.
+    An arm is of both folders when its name and its description agree and no guard withholds it.
+    """
+    found = {
+        name: abs(np.log(pairs.ratio))
+        for name in one.summary["arms"]
+        if name != compared
+        and _spec(one, name) is not None
+        and _spec(one, name) == _spec(two, name)
+        and (pairs := pair(two.side(name, name).rows, one.side(name, name).rows, {},
+                           same_run=False)) is not None
+    }  # fmt: skip
+    if not found:
+        return None
+    return float(np.expm1(found.get(one.summary["baseline"], max(found.values()))))
+
+
+def _spec(run: Loaded, arm: str) -> tuple[str, Any] | None:
+    entry = run.summary["arms"].get(arm)
+    if entry is None or entry["status"] == "withheld":
+        return None
+    return arm, (run.run.get("arms") or {}).get(arm, {}).get("description")
 
 
 def _differences(one: Loaded, two: Loaded, parts: Sequence[tuple[str, str | None]]) -> list[str]:

@@ -53,7 +53,7 @@ def export_run(run: Path, kind: str, out: Path | None = None) -> list[Path]:
 def markdown(view: RunView) -> str:
     """The report's sentences and tables as Markdown."""
     parts = [f"# LumoTree replay of {view.corpus}", f"Model {view.model}, {view.machine}."]
-    parts += [f"**{headline(view)}** {why(view) or ''}".strip()]
+    parts += [f"**{headline(view.summary)}** {why(view) or ''}".strip()]
     cautions = warnings(view)
     if cautions:
         parts.append("\n".join(f"- {text}" for text in cautions))

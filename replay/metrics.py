@@ -85,7 +85,12 @@ ARM = (
         "the requests both completed; null with one run",
         "lower",
     ),
-    Metric("status", "", "ok, partial, failed, unavailable or withheld"),
+    Metric(
+        "status",
+        "",
+        "ok; partial: fewer completed rows than runs × selected requests, a failed row, or not "
+        "reached at the last start; failed; unavailable; withheld. Only ok is ranked",
+    ),
     Metric("reason", "", "why the status is not ok"),
     Metric("guards", "", "token_ids_equal and mismatches; checks; failed: see Guards"),
     Metric("withheld", "", "what a failing guard took from the headline, as measured"),
@@ -96,16 +101,15 @@ COMPARISON = (
     Metric(
         "ratio",
         "ratio",
-        "pooled_tok_s / baseline_pooled_tok_s over the requests both completed; within a run "
-        "folder run i is paired with run i",
+        "pooled_tok_s / baseline_pooled_tok_s, both of this comparison; within a run folder run i "
+        "is paired with run i",
         "higher",
     ),
     Metric(
         "ci_low",
         "ratio",
-        "lower end of the 95 % interval of ratio: studentised bootstrap (2,000 draws, seed 0) of "
-        "the log ratio, conversations resampled, then requests within each, all runs of a "
-        "request together; null below 4 requests",
+        "lower end of the 95 % interval of ratio, all runs of a request together; null below 4 "
+        "requests. See method",
     ),
     Metric("ci_high", "ratio", "upper end of the same"),
     Metric(
@@ -114,29 +118,45 @@ COMPARISON = (
         "exp(mean of the requests' own log ratios): every request equal",
         "higher",
     ),
-    Metric("pooled_tok_s", "tok/s", "of the arm over shared requests", "higher"),
-    Metric("mean_request_tok_s", "tok/s", "of the arm over shared requests", "higher"),
-    Metric("baseline_pooled_tok_s", "tok/s", "of the baseline over shared requests"),
-    Metric("baseline_mean_request_tok_s", "tok/s", "of the baseline over shared requests"),
-    Metric("wins", "", "requests whose own ratio exceeds 1 + aa_floor", "higher"),
-    Metric("losses", "", "requests whose own ratio is below 1 / (1 + aa_floor)", "lower"),
+    Metric("pooled_tok_s", "tok/s", "of the arm over the rows both completed", "higher"),
+    Metric("mean_request_tok_s", "tok/s", "of the arm over the rows both completed", "higher"),
+    Metric("baseline_pooled_tok_s", "tok/s", "of the baseline over the same rows"),
+    Metric("baseline_mean_request_tok_s", "tok/s", "of the baseline over the same rows"),
+    Metric("wins", "", "requests whose own ratio exceeds (1 + aa_floor) * (1 + drift)", "higher"),
+    Metric("losses", "", "requests whose own ratio is below the reciprocal of that", "lower"),
     Metric("ties", "", "the other requests"),
     Metric("aa_floor", "relative", "the larger aa_floor of the two arms", "lower"),
     Metric(
+        "drift",
+        "relative",
+        "between two folders: exp(|log ratio|) - 1 of the first folder's baseline, or where that "
+        "is compared the widest of another arm with the same spec in both; null within a folder "
+        "and without such an arm",
+        "lower",
+    ),
+    Metric(
         "verdict",
         "",
-        "faster or slower: the interval excludes 1 and |log ratio| > log(1 + aa_floor); "
-        "otherwise not separated; withheld when a guard fails on either side",
+        "faster or slower: 6 conversations, the interval excludes 1 and |log ratio| > "
+        "log(1 + aa_floor) + log(1 + drift); otherwise, and between folders without drift, not "
+        "separated; withheld when a guard fails on either side",
     ),
     Metric("reason", "", "why that verdict"),
     Metric("requests", "", "shared requests"),
     Metric(
+        "method",
+        "",
+        "t: log ratio ± t(n - 1, 0.975) * standard error (linearised, from sums per conversation), "
+        "below n = 12; bootstrap-t: studentised bootstrap of the log ratio (2,000 draws, seed 0), "
+        "conversations resampled, then requests within each, from 12 on",
+    ),
+    Metric(
         "resampled",
         "",
-        "conversations, then requests; requests alone below 4 conversations, which takes them "
-        "for independent",
+        "what n counts: conversations; requests below 6 conversations, which takes them for "
+        "independent: such an interval only describes the sample",
     ),
-    Metric("clusters", "", "how many of what is resampled first"),
+    Metric("clusters", "", "conversations of the shared requests; one outside any counts itself"),
     Metric("withheld", "", "the figures as measured, when the verdict is withheld"),
 )
 COST = (
@@ -222,7 +242,12 @@ GUARDS = (
 SECTIONS = (
     ("Row of requests.jsonl", "One request through one arm in one run.", ROW),
     ("Arm in summary.json", "`arms.<name>`; computed from rows alone.", ARM),
-    ("Comparison in summary.json", "`comparisons[]`, and of `lumotree compare`.", COMPARISON),
+    (
+        "Comparison in summary.json",
+        "`comparisons[]`, `runner_up` (the fastest arm with status ok against "
+        "the second) and of `lumotree compare`.",
+        COMPARISON,
+    ),
     ("Cost model", "`cost_model` of a summary and of `lumotree breakeven`.", COST),
     ("Break-even map", "`map[]` of `lumotree breakeven`.", MAP),
 )

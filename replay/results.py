@@ -9,22 +9,23 @@ of a run that is not stored must be empty: nothing is quoted without its rows.
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from lumotree.errors import CorpusError
 from replay import paper
+from replay.compare import resummarise
 from replay.export import markdown_table
-from replay.guards import check_equality
 from replay.paper_tables import TABLES, range_cell, rate_cell
 from replay.report.cells import Cell, Table, number, words
 from replay.report.view import RunView
-from replay.report.words import headline, verdict_of, why
+from replay.report.words import headline, interval_of, verdict_of, why
 from replay.runfolder import RunFolder
-from replay.summary import summarise
 
 BLOCK = re.compile(
     r"(?P<open><!-- results:(?P<name>[\w./-]+)(?: (?P<run>[\w./-]+))? -->\n)"
@@ -47,36 +48,21 @@ class Stored:
     def view(self) -> RunView:
         """The run with a summary made from its rows now."""
         folder = RunFolder.open(self.path)
-        rows = folder.rows()
-        described = folder.run.get("arms") or {}
-        local = [
-            name
-            for name, arm in described.items()
-            if (arm.get("description") or {}).get("kind") == "in-process"
-        ]
-        checked = (folder.run.get("options") or {}).get("check_tokens", True)
-        equality = check_equality(rows, local, self._margins()) if checked else None
-        return RunView.of(folder, summarise(described, rows, equality, folder.run))
-
-    def _margins(self) -> Callable[[str, list[int]], float | None]:
-        """Margins at divergences, as the run measured them: only the model can."""
-        saved = RunFolder.open(self.path).summary()["arms"].values()
-        known = {
-            (mismatch["request_id"], mismatch["position"]): mismatch["margin"]
-            for arm in saved
-            for mismatch in (arm.get("guards") or {}).get("mismatches") or ()
-        }
-        return lambda request, ids: known.get((request, len(ids)))
+        return RunView.of(folder, resummarise(folder.run, folder.rows(), folder.summary()))
 
     def fault(self) -> str | None:
-        """How the saved summary differs from the rows; None when it does not."""
-        saved = RunFolder.open(self.path).summary()["arms"]
-        for name, arm in self.view.arms.items():
-            for key in ("pooled_tok_s", "ms_per_step", "tokens_per_step", "completion_tokens"):
-                was, now = (saved.get(name) or {}).get(key), arm.entry[key]
-                if (was is None) != (now is None) or (now and abs(was - now) > SAME * abs(now)):
-                    return f"{self.path / 'summary.json'}: {name} {key} is {was}, rows give {now}"
-        return None
+        """How the saved summary differs from the rows; None when it does not.
+
+        Everything that is quoted counts. Guards and the cost model explain; what they change of
+        a rate, a status or a comparison is seen there.
+        """
+        found = _difference(_quoted(RunFolder.open(self.path).summary()),
+                            _quoted(json.loads(json.dumps(self.view.summary))), "")  # fmt: skip
+        return f"{self.path / 'summary.json'}: {found}" if found else None
+
+    def rewrite(self) -> None:
+        """Replace the saved summary by that of its rows."""
+        RunFolder.open(self.path).write_json("summary.json", self.view.summary)
 
     @property
     def title(self) -> str:
@@ -88,6 +74,34 @@ class Stored:
         said += [f"{view.corpus}, {requests} requests, cap {options.get('cap', '?')}"]
         said += [f"{options.get('runs', '?')} runs"] + ([day] if day else [])
         return " · ".join(said)
+
+
+def _quoted(summary: dict[str, Any]) -> dict[str, Any]:
+    arms = {
+        name: {key: value for key, value in arm.items() if key != "guards"}
+        for name, arm in (summary.get("arms") or {}).items()
+    }
+    return {key: value for key, value in summary.items() if key != "cost_model"} | {"arms": arms}
+
+
+def _difference(was: Any, now: Any, where: str) -> str | None:
+    """The first value that differs, floats by more than rounding; None when none does."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        keys = [*now, *(key for key in was if key not in now)]
+        pairs = [(was.get(key), now.get(key), f"{where} {key}".strip()) for key in keys]
+    elif isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
+        pairs = [(*both, f"{where} {i}") for i, both in enumerate(zip(was, now, strict=True))]
+    elif isinstance(was, float | int) and isinstance(now, float | int):
+        same = math.isclose(was, now, rel_tol=SAME, abs_tol=SAME)
+        return None if same else f"{where} is {was}, rows give {now}"
+    else:
+        return None if was == now else f"{where} is {_short(was)}, rows give {_short(now)}"
+    return next((text for pair in pairs if (text := _difference(*pair)) is not None), None)
+
+
+def _short(value: Any) -> str:
+    text = "missing" if value is None else str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def stored_runs(results: Path) -> list[Stored]:
@@ -109,6 +123,7 @@ def overview(run: Stored) -> str:
         ratio = number(entry.get("ratio"))
         if entry.get("ci_low") and entry.get("ratio"):
             text = f"{ratio.text} [{entry['ci_low']:.2f}, {entry['ci_high']:.2f}]"
+            text += f" ({interval_of(entry)})"
             ratio = Cell(text, ratio.key, ratio.kind)
         rows.append(
             [
@@ -124,7 +139,7 @@ def overview(run: Stored) -> str:
             ]
         )
     table = markdown_table(Table("overview", run.name, columns, rows))
-    return f"{headline(view)} {why(view) or ''}".strip() + f"\n\n{table}\n\n{run.title}"
+    return f"{headline(view.summary)} {why(view) or ''}".strip() + f"\n\n{table}\n\n{run.title}"
 
 
 def block(name: str, runs: list[Stored]) -> str:

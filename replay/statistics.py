@@ -1,10 +1,11 @@
 """Paired statistics of two arms that served the same requests.
 
-The estimate is the ratio of pooled rates over shared requests. Its interval is a two-level
-bootstrap (conversations, then requests within each) of the studentised log ratio: requests of
-one conversation share their fate, so a request is not an independent sample, and the plain
-percentile interval of a dozen conversations is too narrow. Formulas: Efron and Tibshirani 1993,
-section 12.5 (bootstrap-t); the standard error is the delta method on cluster sums.
+The estimate is the ratio of pooled rates over shared requests. Requests of one conversation share
+their fate, so a conversation is the sample. From BOOTSTRAP_CLUSTERS conversations on the interval
+is a two-level bootstrap (conversations, then requests within each) of the studentised log ratio:
+Efron and Tibshirani 1993, section 12.5. With fewer its quantiles explode (a draw of few different
+conversations has hardly any spread to divide by), and Student's t with clusters - 1 degrees of
+freedom takes their place. The standard error is the delta method on cluster sums.
 """
 
 from __future__ import annotations
@@ -20,8 +21,14 @@ from replay.rows import Row
 RESAMPLES = 2000
 SEED = 0
 LEVEL = 0.95
-# Below this a studentised bootstrap has no stable quantiles.
-MIN_CLUSTERS = 4
+# Below this many conversations there is no verdict.
+MIN_CLUSTERS = 6
+# Below this many the interval is Student's t, from it on the studentised bootstrap.
+BOOTSTRAP_CLUSTERS = 12
+# Below this many requests there is nothing to describe either.
+MIN_REQUESTS = 4
+# 97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom.
+T_975 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
 # Elements of one resampling block: bounds memory on runs of many thousand rows.
 BLOCK = 1 << 20
 # log(rate) = log tokens - log seconds; the ratio subtracts the baseline's.
@@ -54,10 +61,16 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Interval:
-    """A confidence interval of a ratio, and what was resampled to get it."""
+    """An interval of a ratio and how it came about.
+
+    `clusters` counts conversations, a request outside any for itself. `resampled` is
+    `conversations`, or `requests` where there are too few of those: then the interval takes
+    requests for independent and describes the sample at most.
+    """
 
     low: float
     high: float
+    method: str
     resampled: str
     clusters: int
 
@@ -95,38 +108,49 @@ def pair(
 
 
 def interval(pairs: Pairs, *, resamples: int = RESAMPLES, seed: int = SEED) -> Interval | None:
-    """The 95 % interval of the pooled ratio; None below MIN_CLUSTERS requests.
+    """The 95 % interval of the pooled ratio; None below MIN_REQUESTS requests.
 
-    Conversations are resampled, then requests within each. With fewer than MIN_CLUSTERS
-    conversations requests are resampled as if they were independent, and `resampled` says so.
+    Below MIN_CLUSTERS conversations it is over requests, and `resampled` says so.
     """
-    groups, what = pairs.groups, "conversations, then requests"
-    if _count(groups) < MIN_CLUSTERS:
-        groups, what = np.arange(len(pairs.requests)), "requests"
-    clusters = _count(groups)
-    if clusters < MIN_CLUSTERS:
+    if len(pairs.requests) < MIN_REQUESTS:
         return None
+    groups, what, conversations = pairs.groups, "conversations", _count(pairs.groups)
+    if conversations < MIN_CLUSTERS:
+        groups, what = np.arange(len(pairs.requests)), "requests"
     log_ratio = _log_ratio(pairs.sums.sum(axis=1))
-    totals = np.stack([np.bincount(groups, weights=row) for row in pairs.sums])
-    error = _standard_error(totals)
-    studentised = [
-        (_log_ratio(drawn.sum(axis=-1)) - log_ratio, _standard_error(drawn))
-        for drawn in _resample(pairs.sums, groups, resamples, seed)
-    ]
-    shift, errors = (np.concatenate(part) for part in zip(*studentised, strict=True))
-    # A draw without spread (every cluster the same) has no studentised value.
-    usable = np.isfinite(shift) & (errors > 1e-12)
-    low = high = 0.0
-    if usable.any():
-        tail = (1 - LEVEL) / 2
-        low, high = np.quantile(shift[usable] / errors[usable], [tail, 1 - tail])
+    error = _standard_error(np.stack([np.bincount(groups, weights=row) for row in pairs.sums]))
+    if _count(groups) < BOOTSTRAP_CLUSTERS:
+        low, high, method = -(t := T_975[_count(groups) - 2]), t, "t"
+    else:
+        low, high = _quantiles(pairs.sums, groups, resamples, seed)
+        method = "bootstrap-t"
     # The estimate belongs to its interval, whatever the skew of the draws.
     return Interval(
         float(np.exp(log_ratio - max(high, 0.0) * error)),
         float(np.exp(log_ratio - min(low, 0.0) * error)),
+        method,
         what,
-        clusters,
+        conversations,
     )
+
+
+def _quantiles(
+    sums: np.ndarray, groups: np.ndarray, resamples: int, seed: int
+) -> tuple[float, float]:
+    """The outer quantiles of the studentised log ratio over draws."""
+    log_ratio = _log_ratio(sums.sum(axis=1))
+    studentised = [
+        (_log_ratio(drawn.sum(axis=-1)) - log_ratio, _standard_error(drawn))
+        for drawn in _resample(sums, groups, resamples, seed)
+    ]
+    shift, errors = (np.concatenate(part) for part in zip(*studentised, strict=True))
+    # A draw without spread (every cluster the same) has no studentised value.
+    usable = np.isfinite(shift) & (errors > 1e-12)
+    if not usable.any():
+        return 0.0, 0.0
+    tail = (1 - LEVEL) / 2
+    low, high = np.quantile(shift[usable] / errors[usable], [tail, 1 - tail])
+    return float(low), float(high)
 
 
 def aa_floor(rows: Sequence[Row]) -> float | None:
@@ -147,22 +171,33 @@ def aa_floor(rows: Sequence[Row]) -> float | None:
     return float(np.expm1(max(found))) if found else None
 
 
-def verdict(ratio: float, ci: Interval | None, floor: float | None) -> tuple[str, str]:
+def verdict(
+    ratio: float, ci: Interval | None, floor: float | None, drift: float | None = None
+) -> tuple[str, str]:
     """`faster`, `slower` or `not separated`, and why.
 
-    Separated means both: the interval excludes 1 and the effect exceeds the A/A floor.
+    Separated means all of: MIN_CLUSTERS conversations, an interval that excludes 1 and an effect
+    beyond the A/A floor. `drift`, relative like the floor, is what comes on top between runs
+    that were not interleaved.
     """
     if ci is None:
-        return "not separated", f"fewer than {MIN_CLUSTERS} requests: no interval"
+        return "not separated", f"fewer than {MIN_REQUESTS} requests: no interval"
+    if ci.clusters < MIN_CLUSTERS:
+        return "not separated", (
+            f"only {ci.clusters} conversation{'s' * (ci.clusters != 1)}, "
+            f"a verdict needs {MIN_CLUSTERS}"
+        )
     if floor is None:
         return "not separated", "one run of each arm: the noise floor is unknown"
     if ci.low <= 1 <= ci.high:
         return "not separated", "the interval includes 1"
-    if abs(np.log(ratio)) <= np.log1p(floor):
-        return "not separated", f"the effect is within the A/A floor of {100 * floor:.1f} %"
-    return (
-        "faster" if ratio > 1 else "slower"
-    ), "interval excludes 1, effect exceeds the A/A floor"
+    if abs(np.log(ratio)) <= np.log1p(floor) + np.log1p(drift or 0.0):
+        text = f"the effect is within the A/A floor of {100 * floor:.1f} %"
+        if drift is not None:
+            text += f" and the drift of {100 * drift:.1f} % between the runs"
+        return "not separated", text
+    beyond = "A/A floor" if drift is None else "A/A floor and the drift between the runs"
+    return "faster" if ratio > 1 else "slower", f"interval excludes 1, effect exceeds the {beyond}"
 
 
 def tally(pairs: Pairs, floor: float | None) -> tuple[int, int, int]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from replay.comparison import compare_run
+from replay.comparison import Side, compare_run, compare_sides
 from replay.context import RunContext
 from replay.decomposition import decompose
 from replay.guards import Equality, judge
@@ -30,7 +30,9 @@ def summarise(
     """The summary of a run. `arms` is run.json's status by arm name, in the order of the run.
 
     `run` is run.json: it says which requests belong to a conversation and what was sent.
-    An arm with a failing guard has status `withheld`, the reason, and no headline figure.
+    An arm with a failing guard has status `withheld`, the reason, and no headline figure. Only
+    arms with status `ok` are ranked: `fastest` is the first of them, `runner_up` its paired
+    comparison with the second.
     """
     context = RunContext.of(run or {})
     by_arm: dict[str, list[Row]] = {name: [] for name in arms}
@@ -48,13 +50,13 @@ def summarise(
         greedy=context.greedy,
         equal_bits=context.equal_bits,
     )
-    table = {}
+    table, wanted = {}, _wanted(run or {})
     for name, status in arms.items():
         own = by_arm[name]
         entry = asdict(pooled[name])
         entry |= decompose(own, pooled[name], pooled[baseline] if baseline else None)
         entry["aa_floor"] = aa_floor(own)
-        entry["status"], entry["reason"] = _status(status, entry, own)
+        entry["status"], entry["reason"] = _status(status, entry, own, wanted)
         entry["guards"] = guards[name]
         _withhold(entry)
         table[name] = entry
@@ -63,7 +65,14 @@ def summarise(
         for name, entry in table.items()
         if pooled[name].pooled_tok_s
     }
-    rates = {name: entry["pooled_tok_s"] for name, entry in table.items() if entry["pooled_tok_s"]}
+    ranked = sorted(
+        (name for name, e in table.items() if e["status"] == "ok" and e["pooled_tok_s"]),
+        key=lambda name: -table[name]["pooled_tok_s"],
+    )
+    runner_up = None
+    if len(ranked) > 1:
+        sides = [Side(name, by_arm[name], context.conversations) for name in ranked[:2]]
+        runner_up = compare_sides(*sides)
     return {
         "schema_version": SCHEMA_VERSION,
         "arms": table,
@@ -71,8 +80,9 @@ def summarise(
         "comparisons": compare_run(rows, measured, baseline, context.conversations)
         if baseline
         else [],
+        "runner_up": runner_up,
         "cost_model": run_model(arms, table),
-        "fastest": max(rates, key=rates.get) if rates else None,
+        "fastest": ranked[0] if ranked else None,
         "withheld": [name for name, entry in table.items() if entry["status"] == "withheld"],
     }
 
@@ -95,15 +105,26 @@ def _withhold(entry: dict[str, Any]) -> None:
     entry |= dict.fromkeys(HEADLINES)
 
 
+def _wanted(run: Mapping[str, Any]) -> int | None:
+    """Rows that a complete arm has: runs × selected requests; None in folders that do not say."""
+    runs, selected = (run.get("options") or {}).get("runs"), run.get("selected")
+    return runs * len(selected) if runs and selected is not None else None
+
+
 def _status(
-    status: Mapping[str, Any], entry: Mapping[str, Any], rows: Sequence[Row]
+    status: Mapping[str, Any], entry: Mapping[str, Any], rows: Sequence[Row], wanted: int | None
 ) -> tuple[str, str | None]:
-    """ok, partial (some requests failed), failed (all did) or unavailable, and the reason."""
-    if status["status"] != "ok" and not entry["requests"]:
-        return status["status"], status.get("reason")
-    failed = entry["failed_requests"]
-    if not failed:
+    """ok, partial (some rows are missing), failed (all failed) or unavailable, and the reason."""
+    done, failed, reasons = entry["requests"], entry["failed_requests"], []
+    if status["status"] != "ok":
+        if not done:
+            return status["status"], status.get("reason")
+        reasons.append(f"{status['status']}: {status.get('reason') or 'no reason was saved'}")
+    if failed:
+        first = next(row.error for row in rows if row.error is not None and not row.warmup)
+        reasons.append(f"{failed} of {failed + done} failed: {first}")
+    if wanted is not None and done < wanted and (done or not failed):
+        reasons.append(f"{done} of {wanted} requests completed")
+    if not reasons:
         return "ok", None
-    first = next(row.error for row in rows if row.error is not None and not row.warmup)
-    total = failed + entry["requests"]
-    return ("partial" if entry["requests"] else "failed"), f"{failed} of {total} failed: {first}"
+    return ("partial" if done or not failed else "failed"), "; ".join(reasons)

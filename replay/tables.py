@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lumotree.request import PHASES
+from replay.report.words import headline, interval_of
 
 NONE = "-"
 
@@ -59,7 +60,7 @@ def comparison_table(comparisons: list[dict[str, Any]], title: str) -> Table | N
     """One row per paired comparison, the A/A floor beside each; None without any.
 
     `x` is the ratio of pooled rates, `per req.` the geometric mean of the requests' own ratios,
-    `w/l/t` requests won, lost and tied.
+    `w/l/t` requests won, lost and tied; under an interval stands how it came about.
     """
     if not comparisons:
         return None
@@ -79,13 +80,18 @@ def comparison_table(comparisons: list[dict[str, Any]], title: str) -> Table | N
             entry["arm"],
             *against,
             _number(entry["ratio"]),
-            NONE if low is None else f"{low:.3f}-{entry['ci_high']:.3f}",
+            NONE if low is None else f"{low:.3f}-{entry['ci_high']:.3f}\n{_origin(entry)}",
             _number(entry["request_ratio"]),
             NONE if floor is None else f"{100 * floor:.1f} %",
             NONE if entry["wins"] is None else f"{entry['wins']}/{entry['losses']}/{entry['ties']}",
             word if word in ("faster", "slower") else f"{word}: {entry['reason']}",
         )
     return table
+
+
+def _origin(entry: dict[str, Any]) -> str:
+    """`interval_of` on lines that fit the column of intervals."""
+    return (interval_of(entry) or "").replace(", ", ",\n").replace(": ", ":\n")
 
 
 def rate_table(runs: dict[str, Any]) -> Table:
@@ -195,43 +201,6 @@ def phase_table(summary: dict[str, Any]) -> Table | None:
     return table
 
 
-def verdict(summary: dict[str, Any]) -> str:
-    """Which arm won on this machine, also when plain decoding did, or that none is separated."""
-    fastest = summary["fastest"]
-    withheld = [name for name, arm in summary["arms"].items() if arm["status"] == "withheld"]
-    if fastest is None:
-        if withheld:
-            return f"No rate stands: withheld for {', '.join(withheld)}."
-        return "No arm completed a request, so there is no rate."
-    rates = {n: a["pooled_tok_s"] for n, a in summary["arms"].items() if a["pooled_tok_s"]}
-    rate = f"{rates[fastest]:.2f} tok/s"
-    tail = f" Withheld: {', '.join(withheld)}." if withheld else ""
-    others = sorted((n for n in rates if n != fastest), key=rates.get, reverse=True)
-    if not others:
-        return f"Only {fastest} was measured: {rate}.{tail}"
-    if fastest == "ar":
-        share = rates[others[0]] / rates[fastest]
-        return (
-            f"On this machine plain decoding wins: ar reaches {rate}; "
-            f"the best other arm, {others[0]}, reaches {share:.2f} of it."
-            f"{_unsure(summary, others[0])}{tail}"
-        )
-    against = "ar" if "ar" in rates else others[0]
-    ratio = rates[fastest] / rates[against]
-    return (
-        f"On this machine {fastest} wins: {rate}, {ratio:.2f} times {against}."
-        f"{_unsure(summary, fastest)}{tail}"
-    )
-
-
-def _unsure(summary: dict[str, Any], arm: str) -> str:
-    """A winner that is not separated from the baseline is said to be one by luck or not at all."""
-    for entry in summary["comparisons"]:
-        if entry["arm"] == arm and entry["verdict"] == "not separated":
-            return f" But {arm} and {entry['baseline']} are not separated: {entry['reason']}."
-    return ""
-
-
 def warnings(summary: dict[str, Any]) -> list[str]:
     """What guards found that does not withhold a headline."""
     return [
@@ -243,7 +212,7 @@ def warnings(summary: dict[str, Any]) -> list[str]:
 
 
 def print_run(out: Console, summary: dict[str, Any]) -> None:
-    """The tables, what guards warn of, and the verdict."""
+    """The tables, what guards warn of, and the headline."""
     out.print(pooled_table(summary))
     title = f"Paired comparison with {summary.get('baseline')}"
     compared = comparison_table(summary["comparisons"], title)
@@ -257,7 +226,7 @@ def print_run(out: Console, summary: dict[str, Any]) -> None:
     out.print()
     for line in warnings(summary):
         out.print(line)
-    out.print(verdict(summary))
+    out.print(headline(summary))
 
 
 def _table(title: str) -> Table:

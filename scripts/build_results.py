@@ -1,6 +1,6 @@
 """Fill the results tables of Markdown files from the stored runs, or check that they match.
 
-    python scripts/build_results.py            # fill README.md, results/*.md, docs/*.md
+    python scripts/build_results.py            # fill README.md, results/*.md, docs/*.md, summaries
     python scripts/build_results.py --check    # exit 1 when a table or a summary differs
     python scripts/build_results.py --print    # all tables on stdout
 
@@ -54,7 +54,14 @@ def run(root: Path, check: bool, show: bool) -> int:
         for name in TABLES:
             print(f"## {name}\n\n{block(name, runs)}\n")
         return 0
-    faults = [fault for stored in runs if (fault := stored.fault()) is not None]
+    faults = []
+    for stored in runs:
+        fault = stored.fault()
+        if fault is not None and check:
+            faults.append(fault)
+        elif fault is not None:
+            stored.rewrite()
+            print(f"rewrote {fault}")
     for path in sorted({path for pattern in PAGES for path in root.glob(pattern)}):
         where = path.relative_to(root).as_posix()
         text = path.read_text(encoding="utf-8")

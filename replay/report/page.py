@@ -46,7 +46,7 @@ def render(view: RunView, pictures: dict[str, Path]) -> str:
     return _template().render(
         view=view,
         day=str(view.run.get("started_at") or "")[:10],
-        headline=headline(view),
+        headline=headline(view.summary),
         why=why(view),
         figures=key_figures(view),
         warnings=warnings(view),

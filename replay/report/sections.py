@@ -8,7 +8,7 @@ from replay.report.cells import NONE, Cell, Table, count, number, words
 from replay.report.checks import finding_table, guard_table
 from replay.report.predictions import cost_table
 from replay.report.view import RunView
-from replay.report.words import floor_of, verdict_of
+from replay.report.words import floor_of, interval_of, verdict_of
 
 
 def headline_table(view: RunView) -> Table:
@@ -61,6 +61,7 @@ def comparison_table(view: RunView) -> Table | None:
         ("against", ""),
         ("ratio", "of pooled rates"),
         ("95 % interval", ""),
+        ("interval", "from"),
         ("ratio", "mean request"),
     ]
     columns += [("won – lost – tied", "requests"), ("A/A floor", "same arm twice"), ("verdict", "")]
@@ -78,6 +79,7 @@ def comparison_table(view: RunView) -> Table | None:
                 words(entry["baseline"], "name"),
                 number(entry.get("ratio"), 3),
                 _range(low, high),
+                words(interval_of(entry), "soft"),
                 number(entry.get("request_ratio"), 3),
                 Cell(NONE, kind="num soft")
                 if wins is None
@@ -90,8 +92,10 @@ def comparison_table(view: RunView) -> Table | None:
             asides[len(rows) - 1] = str(reason)
     note = (
         "Ratios are of rates over the requests that both arms completed; the mean request weighs "
-        "each request equally. The A/A floor is how far two runs of one arm come apart. A verdict "
-        "needs an interval that excludes 1 and an effect beyond the floor."
+        "each request equally. The interval is Student's t below 12 conversations and a "
+        "studentised bootstrap (bootstrap-t) from 12 on. The A/A floor is how far two runs of one "
+        "arm come apart. A verdict needs 6 conversations, an interval that excludes 1 and an "
+        "effect beyond the floor."
     )
     return Table("comparisons", "Paired comparisons", columns, rows, note, asides)
 

@@ -79,8 +79,12 @@ class RunView:
 
     @property
     def winner(self) -> ArmView | None:
-        """The fastest arm whose rate may be quoted."""
-        quoted = [arm for arm in self.arms.values() if arm.quoted is not None]
+        """The fastest complete arm whose rate may be quoted."""
+        quoted = [
+            arm
+            for arm in self.arms.values()
+            if arm.quoted is not None and arm.entry.get("status", "ok") == "ok"
+        ]
         return max(quoted, key=lambda arm: arm.quoted or 0.0, default=None)
 
     @property

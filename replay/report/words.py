@@ -11,43 +11,120 @@ from replay.report.view import RunView
 FEW = 20
 
 
-def headline(view: RunView) -> str:
-    """Which arm won on this machine, also when plain decoding did."""
-    best = view.winner
-    if best is None:
-        if view.measured:
-            return "No speed can be quoted: a guard withholds every arm that was measured."
+def headline(summary: dict[str, Any]) -> str:
+    """Which arm won on this machine, also when plain decoding did, or why none is said to.
+
+    Only arms with status ok are ranked. `wins` needs verdicts; ratios are the paired ones. Keys
+    that a summary of an earlier version lacks may be missing.
+    """
+    arms = {name: ArmView(name, entry, {}, []) for name, entry in summary["arms"].items()}
+    measured = [arm for arm in arms.values() if arm.rate is not None]
+    ranked = [arm for arm in measured if is_ranked(arm)]
+    if not measured:
         return "No arm completed a request, so there is no rate."
-    base = view.baseline
+    if not ranked:
+        if all(arm.withheld for arm in measured):
+            return "No speed can be quoted: a guard withholds every arm that was measured."
+        return f"No arm completed all its requests, so none is ahead.{_left_out(measured)}"
+    best = max(ranked, key=lambda arm: arm.quoted or 0.0)
+    return _lead(summary, arms, measured, best) + _left_out(measured)
+
+
+def is_ranked(arm: ArmView) -> bool:
+    """Whether the arm may be said to be ahead: complete, and withheld by no guard."""
+    return arm.quoted is not None and arm.entry.get("status", "ok") == "ok"
+
+
+def _lead(
+    summary: dict[str, Any], arms: dict[str, ArmView], measured: list[ArmView], best: ArmView
+) -> str:
     rate = f"{best.quoted:.1f} tokens per second"
-    if base is None or len(view.measured) == 1:
+    entries = list(summary.get("comparisons") or ())
+    bases = [summary.get("baseline"), *(entry["baseline"] for entry in entries), "ar"]
+    base = next((arms[name] for name in bases if name in arms), None)
+    if len(measured) == 1:
         return f"Only {best.name} was measured: {rate}."
     if best is base:
-        others = [a for a in view.measured if a is not best and not a.withheld]
-        second = max(others, key=lambda arm: arm.rate or 0, default=None)
-        if second is None:
-            return f"{best.name} reaches {rate}; no other arm may be quoted."
-        share = 100 * (second.rate or 0) / (best.quoted or 1)
-        return (
-            f"On this machine plain decoding wins: {best.name} reaches {rate}. The best other arm, "
-            f"{second.name}, reaches {share:.0f} % of that."
-        )
-    if base.withheld:
+        return _baseline_leads(arms, measured, best, entries)
+    if base is None or base.withheld:
         return f"The fastest arm that may be quoted is {best.name}: {rate}."
-    ratio = (best.quoted or 0) / (base.rate or 1)
-    entry = next((e for e in view.comparisons if e.get("arm") == best.name), None)
-    if entry is not None and verdict_of(view, entry) == "not separated":
-        reason = f" ({entry['reason']})" if entry.get("reason") else ""
+    entry = next((e for e in entries if e["arm"] == best.name), None)
+    if entry is None or entry.get("ratio") is None:
         return (
-            f"The highest rate on this machine is that of {best.name}: {rate}, {ratio:.2f} times "
-            f"{base.name}. The two are not separated{reason}."
+            f"{best.name} has the highest rate on this machine: {rate}. It was not compared with "
+            f"{base.name}."
         )
-    text = f"On this machine {best.name} wins: {rate}, {ratio:.2f} times {base.name}."
-    others = [arm for arm in view.arms.values() if arm.quoted and arm not in (best, base)]
-    if others:
-        second = max(others, key=lambda arm: arm.quoted or 0.0)
-        text += f" Next is {second.name} with {second.quoted:.1f}."
-    return text
+    times = f"{entry['ratio']:.2f} times {base.name}"
+    verdict = _verdict(arms, entry)
+    if verdict == "slower":
+        return (
+            f"{best.name} has the highest rate on this machine: {rate}. On the requests both "
+            f"completed it is slower than {base.name}: {times}."
+        )
+    if verdict != "faster":
+        return (
+            f"{best.name} is ahead on this machine: {rate}, {times}. "
+            f"{best.name} and {base.name} are not separated{_because(entry)}."
+        )
+    return _against_second(summary, arms, best, base, f"{rate}, {times}")
+
+
+def _against_second(
+    summary: dict[str, Any], arms: dict[str, ArmView], best: ArmView, base: ArmView, figures: str
+) -> str:
+    """The winner is faster than the baseline: is it also faster than the arm behind it?"""
+    others = [arm for arm in arms.values() if is_ranked(arm) and arm not in (best, base)]
+    second = max(others, key=lambda arm: arm.quoted or 0.0, default=None)
+    wins = f"On this machine {best.name} wins: {figures}."
+    if second is None or (second.quoted or 0.0) < (base.quoted or 0.0):
+        return wins
+    ahead = f"On this machine {best.name} is ahead of {base.name}: {figures}."
+    entry = summary.get("runner_up") or {}
+    if (entry.get("arm"), entry.get("baseline")) != (best.name, second.name):
+        return f"{ahead} {best.name} and {second.name} were not compared with each other."
+    if _verdict(arms, entry) != "faster":
+        return f"{ahead} {best.name} and {second.name} are not separated{_because(entry)}."
+    return f"{wins} Next is {second.name}: {best.name} is {entry['ratio']:.2f} times as fast."
+
+
+def _baseline_leads(
+    arms: dict[str, ArmView], measured: list[ArmView], best: ArmView, entries: list[dict[str, Any]]
+) -> str:
+    rate = f"{best.name} reaches {best.quoted:.1f} tokens per second"
+    others = {arm.name for arm in measured if arm is not best and not arm.withheld}
+    if not others:
+        return f"{rate}; no other arm may be quoted."
+    found = {e["arm"]: e for e in entries if e["arm"] in others and e.get("ratio") is not None}
+    unsure = [arm for arm in others if arm not in found]
+    if not found:
+        return f"{rate}, the highest rate on this machine. It was compared with no other arm."
+    second = max(found.values(), key=lambda entry: entry["ratio"])
+    share = (
+        f"The best other arm, {second['arm']}, reaches {100 * second['ratio']:.0f} % of that on "
+        "the requests both completed."
+    )
+    verdicts = {name: _verdict(arms, entry) for name, entry in found.items()}
+    if not unsure and set(verdicts.values()) == {"slower"}:
+        who = "plain decoding" if best.name == "ar" else best.name
+        return f"On this machine {who} wins: {rate}. {share}"
+    texts = [f"{best.name} and {name} were not compared." for name in sorted(unsure)]
+    for name, entry in found.items():
+        if verdicts[name] == "faster":
+            texts.append(f"On the requests both completed {name} is faster than {best.name}.")
+        elif verdicts[name] != "slower":
+            texts.append(f"{best.name} and {name} are not separated{_because(entry)}.")
+    return f"{best.name} is ahead on this machine: {rate}. {share} {' '.join(texts)}"
+
+
+def _because(entry: dict[str, Any]) -> str:
+    return f": {entry['reason']}" if entry.get("reason") else ""
+
+
+def _left_out(measured: list[ArmView]) -> str:
+    withheld = [arm.name for arm in measured if arm.withheld]
+    partial = [arm.name for arm in measured if not arm.withheld and not is_ranked(arm)]
+    text = f" Withheld: {', '.join(withheld)}." if withheld else ""
+    return text + (f" Incomplete, so not ranked: {', '.join(partial)}." if partial else "")
 
 
 def why(view: RunView) -> str | None:
@@ -90,7 +167,11 @@ def _beyond_the_spine(arm: ArmView) -> float | None:
 
 def verdict_of(view: RunView, entry: dict[str, Any]) -> str:
     """The verdict of a comparison; folders of the first version have an interval at most."""
-    if any(arm.withheld for arm in view.arms.values() if arm.name in _sides(entry)):
+    return _verdict(view.arms, entry)
+
+
+def _verdict(arms: dict[str, ArmView], entry: dict[str, Any]) -> str:
+    if any(arms[name].withheld for name in _sides(entry) if name in arms):
         return "withheld"
     if entry.get("verdict"):
         return str(entry["verdict"])
@@ -98,6 +179,19 @@ def verdict_of(view: RunView, entry: dict[str, Any]) -> str:
     if low is None or high is None:
         return "no interval"
     return "faster" if low > 1 else "slower" if high < 1 else "not separated"
+
+
+def interval_of(entry: dict[str, Any]) -> str | None:
+    """How the interval came about, short: `t, 6 conversations`; None without an interval."""
+    if entry.get("ci_low") is None:
+        return None
+    clusters, method = entry.get("clusters"), entry.get("method")
+    if clusters is None:
+        return method
+    sample = f"{clusters} conversation{'s' * (clusters != 1)}"
+    if str(entry.get("resampled")).startswith("requests"):
+        return f"only {sample}: over requests, a description"
+    return f"{method}, {sample}" if method else sample
 
 
 def _sides(entry: dict[str, Any]) -> tuple[str, str]:

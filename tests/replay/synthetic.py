@@ -18,7 +18,7 @@ ARMS = {
 SECONDS_PER_STEP = {"ar": 0.020, "mtp-5": 0.040, "lumotree": 0.048}
 
 
-def synthetic_rows(requests=5, runs=2, tokens=60, arms=tuple(ARMS), seed=0):
+def synthetic_rows(requests=8, runs=2, tokens=60, arms=tuple(ARMS), seed=0):
     """Rows of `requests` x `runs` x arms, with every field that a picture reads."""
     chance = random.Random(seed)
     rows = []
@@ -87,7 +87,7 @@ def write_run(path, rows, summary=None, **run):
         "options": {"runs": 2, "warmup": 0},
         "arms": arms,
         "corpus_path": "corpora/made-up.jsonl",
-        "corpus": {"sha256": "a" * 64, "requests": 5},
+        "corpus": {"sha256": "a" * 64, "requests": 8},
         "model": {"name": "embedded", "weights_sha256": "b" * 64, "device": "cpu"},
         "machine": {"cpu": "Made-up CPU", "cores": 2},
         "versions": {"python": "3.11"},

@@ -59,7 +59,8 @@ def test_a_replay_prints_its_tables_and_leaves_a_run_folder(corpus, tmp_path):
     assert done.exit_code == 0, done.output
     assert "Pooled decode rate" in done.stdout and "Phases, ms per step" in done.stdout
     assert "no server reached at http://127.0.0.1:30000" in done.stdout
-    assert "On this machine" in done.stdout
+    said = " ".join(done.stdout.split())
+    assert "on this machine" in said and "only 2 conversations" in said
     path = only_run(tmp_path)
     assert f"run folder: {path.relative_to(tmp_path)}" in done.stderr
     assert f"report: {path.relative_to(tmp_path) / 'report.html'}" in done.stderr

@@ -7,9 +7,11 @@ from typer.testing import CliRunner
 
 from lumotree.errors import CorpusError
 from replay.cli import app
-from replay.compare import compare_folders
+from replay.compare import Loaded, compare_folders, resummarise
+from replay.guards import check_equality
 from replay.rows import Row
 from replay.runfolder import RunFolder
+from replay.summary import summarise
 
 BASE = {
     "options": {"cap": 48},
@@ -21,7 +23,7 @@ BASE = {
 KEYS = {
     "arm", "baseline", "ratio", "ci_low", "ci_high", "verdict", "aa_floor", "wins", "losses",
     "ties", "request_ratio", "pooled_tok_s", "mean_request_tok_s", "baseline_pooled_tok_s",
-    "baseline_mean_request_tok_s", "reason", "requests", "resampled", "clusters",
+    "baseline_mean_request_tok_s", "reason", "requests", "resampled", "clusters", "method", "drift",
 }  # fmt: skip
 
 
@@ -64,7 +66,8 @@ def test_one_run_compares_its_arms(tmp_path):
         ("lumotree", "faster"),
     ]
     assert all(entry.keys() >= KEYS for entry in found["comparisons"])
-    assert found["comparisons"][0]["resampled"] == "conversations, then requests"
+    assert (found["comparisons"][0]["method"], found["comparisons"][0]["clusters"]) == ("t", 6)
+    assert found["comparisons"][0]["resampled"] == "conversations"
     other = json.loads(call(one, "--json", "--baseline", "mtp-5").stdout)
     assert [(e["arm"], e["verdict"]) for e in other["comparisons"]] == [
         ("ar", "slower"),
@@ -83,10 +86,66 @@ def test_across_runs_an_arm_meets_its_namesake(tmp_path):
     assert by_arm["two/lumotree"]["ratio"] == pytest.approx(1.3)
     assert by_arm["two/ar"]["verdict"] == "not separated"
     assert by_arm["two/mtp-5"]["baseline"] == "one/ar"
+    assert by_arm["two/lumotree"]["verdict"] == "faster" and by_arm["two/lumotree"]["drift"] < 1e-9
     assert any("not interleaved" in note for note in found["notes"])
     named = compare_folders([one, two], baseline="ar")
     assert {entry["baseline"] for entry in named["comparisons"]} == {"one/ar"}
     assert len(named["comparisons"]) == 4
+
+
+def test_the_drift_of_a_shared_arm_is_part_of_the_floor(tmp_path):
+    one = folder(tmp_path / "one", {"ar": 50, "lumotree": 100})
+    two = folder(tmp_path / "two", {"ar": 65, "lumotree": 130})
+    entries = {e["arm"]: e for e in compare_folders([one, two])["comparisons"]}
+    entry = entries["two/lumotree"]
+    assert entry["drift"] == pytest.approx(0.3) and entry["verdict"] == "not separated"
+    assert "drift of 30.0 % between the runs" in entry["reason"]
+    assert entry["ratio"] == pytest.approx(1.3), "the ratio itself is told"
+
+
+def test_without_a_shared_arm_runs_are_never_separated(tmp_path):
+    one, two = folder(tmp_path / "one", {"lumotree": 100}), folder(tmp_path / "two", {"mtp-5": 50})
+    same = folder(tmp_path / "same", {"lumotree": 200})
+    for entry in compare_folders([one, two, same])["comparisons"]:
+        assert entry["verdict"] == "not separated" and entry["drift"] is None
+        assert entry["reason"] == "the runs are not interleaved"
+    other = folder(
+        tmp_path / "other",
+        {"ar": 50, "lumotree": 200},
+        {"arms": {a: {"status": "ok", "description": {"tree": "x"}} for a in ("ar", "lumotree")}},
+    )
+    full = folder(tmp_path / "full", {"ar": 50, "lumotree": 100})
+    for entry in compare_folders([full, other])["comparisons"]:
+        assert entry["drift"] is None, "an arm with another spec is no measure of drift"
+
+
+@pytest.mark.parametrize(("margin", "withheld"), [(0.01, False), (1.0, True)])
+def test_compare_withholds_what_the_run_did(tmp_path, margin, withheld):
+    """Near-ties pass by their margin, which only the model can measure: the saved one counts."""
+    run = BASE | {"model": BASE["model"] | {"equal_bits": False}}
+    run["requests"] = {f"r{i}": {"conversation": f"c{i}"} for i in range(6)}
+    described = {"status": "ok", "description": {"kind": "in-process"}}
+    run["arms"] = {"ar": described, "lumotree": described}
+    made = RunFolder.create(tmp_path / "near", run)
+    for arm, seconds in (("ar", 2.0), ("lumotree", 1.0)):
+        for i in range(6):
+            ids = list(range(41))
+            if arm == "lumotree" and i == 3:
+                ids[20:] = range(100, 121)
+            made.append(
+                Row(arm=arm, run=1, request_id=f"r{i}", completion_tokens=41, ttft_s=0.1,
+                    decode_s=seconds, finish_reason="stop", token_ids=ids)
+            )  # fmt: skip
+    rows = made.rows()
+    made.close()
+    equality = check_equality(rows, ["ar", "lumotree"], lambda request, ids: margin)
+    saved = summarise(run["arms"], rows, equality, run)
+    assert bool(saved["withheld"]) is withheld
+    assert resummarise(run, rows) != saved, "the margin is not in the rows"
+    made.write_json("summary.json", saved)
+    again = Loaded.read(tmp_path / "near").summary
+    assert again["withheld"] == saved["withheld"]
+    assert json.loads(json.dumps(again)) == json.loads(json.dumps(saved))
 
 
 @pytest.mark.parametrize(

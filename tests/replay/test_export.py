@@ -14,7 +14,7 @@ from tests.replay.synthetic import synthetic_rows, write_run
 
 @pytest.fixture
 def run(tmp_path):
-    return write_run(tmp_path / "run", synthetic_rows(requests=6))
+    return write_run(tmp_path / "run", synthetic_rows(requests=8))
 
 
 def call(*words):
@@ -51,7 +51,7 @@ def test_csv_holds_every_row_and_comes_back(run, tmp_path):
         "requests.csv", "arms.csv", "comparisons.csv",
     ]  # fmt: skip
     requests = pd.read_csv(paths[0])
-    assert len(requests) == 6 * 2 * 3 and "phases_ms.verify" in requests
+    assert len(requests) == 8 * 2 * 3 and "phases_ms.verify" in requests
     assert json.loads(requests["accepted_by_depth"].iloc[-1])
     arms = pd.read_csv(paths[1]).set_index("arm")
     summary = json.loads((run / "summary.json").read_text())
@@ -67,7 +67,7 @@ def test_parquet_keeps_lists(run, tmp_path):
 
     paths = export_run(run, "parquet", tmp_path / "pq")
     requests = pd.read_parquet(paths[0])
-    assert len(requests) == 36 and len(requests["accepted_by_row"].iloc[2]) == 32
+    assert len(requests) == 48 and len(requests["accepted_by_row"].iloc[2]) == 32
 
 
 def test_parquet_without_pyarrow_says_what_to_install(run, monkeypatch):

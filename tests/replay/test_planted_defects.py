@@ -169,7 +169,7 @@ def run_json():
         "arms": {"ar": {"status": "ok"}, "server": {"status": "ok"}},
         "requests": {
             f"r{i}": {
-                "conversation": f"c{i % 4}",
+                "conversation": f"c{i % 6}",
                 "prompt_tokens": 100 + i,
                 "max_tokens": CAP,
             }

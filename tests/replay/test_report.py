@@ -85,10 +85,11 @@ def test_the_page_references_nothing_outside_itself(run):
 
 def test_the_report_says_who_won_and_why(run):
     view = RunView.load(run)
-    assert headline(view).startswith("On this machine lumotree wins:")
+    assert headline(view.summary).startswith("On this machine lumotree wins:")
     assert "A step of lumotree emits" in why(view) and "times the rate" in why(view)
     text = text_of(render(view, {}))
-    assert headline(view) in text
+    assert headline(view.summary) in text
+    assert "t, 8 conversations" in text, "an interval says how it came about"
     assert "Paired comparisons" in text and "Made-up CPU, 2 cores" in text
 
 
@@ -98,7 +99,7 @@ def test_plain_decoding_may_win(tmp_path):
         if row.arm != "ar":
             row.decode_s *= 10
     view = RunView.load(write_run(tmp_path / "run", rows))
-    assert headline(view).startswith("On this machine plain decoding wins: ar reaches")
+    assert headline(view.summary).startswith("On this machine plain decoding wins: ar reaches")
 
 
 def test_a_withheld_rate_is_nowhere_in_the_page(withheld):
@@ -116,14 +117,15 @@ def test_only_withheld_arms_give_no_winner(withheld):
     summary["comparisons"] = []
     (withheld / "summary.json").write_text(json.dumps(summary))
     view = RunView.load(withheld)
-    assert "a guard withholds every arm" in headline(view)
+    assert "a guard withholds every arm" in headline(view.summary)
     assert render(view, {})
 
 
 def test_a_folder_of_the_first_version_renders():
     view = RunView.load(FIRST_VERSION)
     text = text_of(render(view, {}))
-    assert "On this machine lumotree wins: 132.1 tokens per second" in text
+    assert "On this machine lumotree is ahead of ar: 132.1 tokens per second, 2.26 times" in text
+    assert "lumotree and mtp-5 were not compared" in text
     assert "token ids" in text and "equal bits hold" in text
 
 
@@ -137,7 +139,8 @@ def test_missing_keys_are_empty_places(tmp_path, run):
     (run / "summary.json").write_text(json.dumps(summary))
     about = {"schema_version": 1, "arms": {}}
     (run / "run.json").write_text(json.dumps(about))
-    assert "lumotree wins" in text_of(render(RunView.load(run), {}))
+    text = text_of(render(RunView.load(run), {}))
+    assert "lumotree has the highest rate" in text and "It was not compared with ar." in text
 
 
 def test_what_comes_from_a_run_is_escaped(tmp_path):
@@ -201,7 +204,7 @@ def test_chromium_opens_the_page_without_a_word(run, tmp_path):
     table = done.stdout[done.stdout.index('class="sortable"') :]
     cells = re.findall(r"<tr>(.*?)</tr>", table[table.index("<tbody>") : table.index("</tbody>")])
     rates = [float(re.findall(r'data-key="([^"]+)"', row)[2]) for row in cells]
-    assert len(rates) == 5 and rates == sorted(rates)
+    assert len(rates) == 8 and rates == sorted(rates)
 
 
 @pytest.mark.pictures

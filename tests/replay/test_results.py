@@ -75,7 +75,40 @@ def test_a_changed_row_is_noticed(root, capsys):
     path.write_text("\n".join([*lines[:-1], json.dumps(row)]) + "\n")
     assert build(root, "--check") == 1
     said = capsys.readouterr().err
-    assert "summary.json: lumotree pooled_tok_s is" in said and "README.md" in said
+    assert "summary.json: arms lumotree pooled_tok_s is" in said and "README.md" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda s: s["comparisons"][0].update(ci_high=9.0), "comparisons 0 ci_high is 9.0, rows"),
+        (lambda s: s["comparisons"][1].update(verdict="slower"), "comparisons 1 verdict is slower"),
+        (lambda s: s["comparisons"].pop(), "comparisons is"),
+        (lambda s: s["arms"]["ar"].update(status="partial"), "arms ar status is partial"),
+        (lambda s: s["runner_up"].update(ratio=3.0), "runner_up ratio is 3.0"),
+        (lambda s: s.update(fastest="ar"), "fastest is ar"),
+        (lambda s: s["arms"].pop("mtp-5"), "arms mtp-5 is missing"),
+    ],
+)
+def test_a_changed_summary_is_noticed_and_made_anew(root, capsys, change, says):
+    build(root)
+    path = root / "results" / "a-run" / "summary.json"
+    before = path.read_text()
+    summary = json.loads(before)
+    change(summary)
+    path.write_text(json.dumps(summary))
+    assert build(root, "--check") == 1 and says in capsys.readouterr().err
+    assert build(root) == 0 and build(root, "--check") == 0
+    assert json.loads(path.read_text())["comparisons"] == json.loads(before)["comparisons"]
+
+
+def test_rounding_is_no_difference(root):
+    build(root)
+    path = root / "results" / "a-run" / "summary.json"
+    summary = json.loads(path.read_text())
+    summary["comparisons"][0]["ratio"] *= 1 + 1e-13
+    path.write_text(json.dumps(summary))
+    assert build(root, "--check") == 0
 
 
 def test_a_changed_figure_in_a_page_is_noticed(root, capsys):

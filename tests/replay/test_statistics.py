@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from replay.rows import Row
-from replay.statistics import Interval, Pairs, aa_floor, interval, pair, tally, verdict
+from replay.statistics import T_975, Interval, Pairs, aa_floor, interval, pair, tally, verdict
 
 SIMULATIONS = 1000
 
@@ -23,22 +23,47 @@ def simulated(random, effect, clusters, sizes, between, within):
 @pytest.mark.parametrize(
     ("clusters", "sizes", "between", "within"),
     [
-        (12, (4, 4), 0.1, 0.1),
         (6, (5, 9), 0.1, 0.05),
-        (20, (2, 6), 0.03, 0.15),
+        (6, (4, 4), 0.1, 0.1),
+        (8, (5, 9), 0.1, 0.05),
+        (8, (4, 4), 0.1, 0.1),
+        (12, (4, 4), 0.1, 0.1),
         (12, (1, 1), 0.1, 0),
+        (20, (2, 6), 0.03, 0.15),
     ],
-    ids=["balanced", "six-unequal", "mostly-within", "single-turn"],
 )
 def test_95_percent_intervals_cover(clusters, sizes, between, within):
     random = np.random.default_rng(1)
     # The pooled ratio of lognormal times has this limit, not `effect` itself.
     truth = 1.3 / np.exp((between**2 + within**2) / 2)
+    simulations = SIMULATIONS if clusters >= 12 else 4 * SIMULATIONS  # t needs no draws
     hits = 0
-    for _ in range(SIMULATIONS):
+    for _ in range(simulations):
         found = interval(simulated(random, 1.3, clusters, sizes, between, within), resamples=800)
         hits += found.low <= truth <= found.high
-    assert 0.93 <= hits / SIMULATIONS <= 0.97
+    assert found.method == ("t" if clusters < 12 else "bootstrap-t")
+    assert 0.93 <= hits / simulations <= 0.97
+
+
+def test_very_unequal_conversations_cost_little_coverage():
+    """Two to nine requests in each of six conversations: 92.5 % are asked for."""
+    random = np.random.default_rng(1)
+    hits = 0
+    for _ in range(4000):
+        found = interval(simulated(random, 1.3, 6, (2, 9), 0.1, 0.1))
+        hits += found.low <= 1.3 / np.exp(0.01) <= found.high
+    assert 0.925 <= hits / 4000 <= 0.97
+
+
+def test_few_conversations_have_no_exploding_end():
+    """A studentised bootstrap of six gave ends such as 8.8 for a ratio of 2; t is symmetric."""
+    random = np.random.default_rng(6)
+    for _ in range(200):
+        pairs = simulated(random, 2.0, 6, (2, 2), 0.4, 0.3)
+        found = interval(pairs)
+        assert found.high / pairs.ratio == pytest.approx(pairs.ratio / found.low)
+        logs = np.log(found.high / pairs.ratio)
+        assert 0 < logs < 1.5
 
 
 def test_a_percentile_interval_over_requests_would_not_cover():
@@ -53,12 +78,12 @@ def test_a_percentile_interval_over_requests_would_not_cover():
     assert hits / 300 < 0.8
 
 
-def aa_rows(random, arm, runs=2, drifts=None):
-    """One arm on 8 conversations of 4 requests: the same work, noisy clocks, drifting runs."""
+def aa_rows(random, arm, runs=2, drifts=None, clusters=8):
+    """One arm on conversations of 4 requests: the same work, noisy clocks, drifting runs."""
     made = []
     for run in range(1, runs + 1):
         drift = random.normal(0, 0.02) if drifts is None else drifts[run - 1]
-        for c in range(8):
+        for c in range(clusters):
             shared = random.normal(0, 0.03)
             for t in range(4):
                 noise = drift + shared + random.normal(0, 0.03)
@@ -74,26 +99,25 @@ def aa_rows(random, arm, runs=2, drifts=None):
     return made
 
 
-CONVERSATIONS = {f"{c}-{t}": f"c{c}" for c in range(8) for t in range(4)}
+CONVERSATIONS = {f"{c}-{t}": f"c{c}" for c in range(20) for t in range(4)}
 
 
 @pytest.mark.parametrize(
-    ("runs", "common"),
-    [(2, True), (3, True), (3, False)],
-    ids=["two-interleaved", "three-interleaved", "three-each-arm-drifts-alone"],
+    ("runs", "common", "clusters"),
+    [(2, True, 8), (3, True, 8), (3, False, 8), (2, True, 6), (2, True, 12), (2, True, 20)],
 )
-def test_an_arm_against_itself_is_not_separated(runs, common):
+def test_an_arm_against_itself_is_not_separated(runs, common, clusters):
     """Interleaved arms share the drift of a run; the default three runs bear drift of their own."""
     random = np.random.default_rng(3)
     apart = 0
-    for _ in range(SIMULATIONS):
+    for _ in range(SIMULATIONS // 2):
         drifts = random.normal(0, 0.02, runs) if common else None
-        one, two = aa_rows(random, "a", runs, drifts), aa_rows(random, "b", runs, drifts)
+        one, two = (aa_rows(random, name, runs, drifts, clusters) for name in "ab")
         pairs = pair(one, two, CONVERSATIONS)
         floor = max(aa_floor(one), aa_floor(two))
         name, _ = verdict(pairs.ratio, interval(pairs, resamples=300), floor)
         apart += name != "not separated"
-    assert apart / SIMULATIONS <= 0.07
+    assert apart / (SIMULATIONS // 2) <= 0.07
 
 
 def test_a_real_effect_is_separated():
@@ -152,17 +176,44 @@ def test_the_aa_floor_is_the_widest_gap_between_runs():
     ],
 )
 def test_a_verdict_needs_interval_and_floor(ratio, ci, floor, name, why):
-    found = verdict(ratio, ci and Interval(*ci, "requests", 9), floor)
+    found = verdict(ratio, ci and Interval(*ci, "t", "conversations", 9), floor)
     assert found[0] == name and why in found[1]
 
 
-def test_few_conversations_fall_back_to_requests_and_say_so():
+@pytest.mark.parametrize(("clusters", "says"), [(1, "only 1 conversation,"), (5, "only 5 conv")])
+def test_no_verdict_from_fewer_than_six_conversations(clusters, says):
+    found = verdict(2.0, Interval(1.9, 2.1, "t", "requests", clusters), 0.01)
+    assert found[0] == "not separated" and says in found[1]
+    assert verdict(2.0, Interval(1.9, 2.1, "t", "conversations", 6), 0.01)[0] == "faster"
+
+
+def test_drift_comes_on_top_of_the_floor():
+    ci = Interval(1.1, 1.3, "t", "conversations", 9)
+    assert verdict(1.2, ci, 0.05, 0.1)[0] == "faster"
+    name, why = verdict(1.2, ci, 0.1, 0.1)
+    assert name == "not separated" and "drift of 10.0 % between the runs" in why
+
+
+def test_few_conversations_are_described_over_requests_and_say_so():
     ours, base = rows("a", [1.0, 1.1, 1.2, 0.9]), rows("b", [2.0, 2.2, 2.1, 2.0])
     one = interval(pair(ours, base, dict.fromkeys(("r0", "r1", "r2", "r3"), "c")))
-    assert (one.resampled, one.clusters) == ("requests", 4)
+    assert (one.method, one.resampled, one.clusters) == ("t", "requests", 1)
     own = interval(pair(ours, base, {}))
-    assert own.resampled.startswith("conversations") and own == interval(pair(ours, base, {}))
+    assert (own.resampled, own.clusters) == ("requests", 4)
+    assert own == interval(pair(ours, base, {}))
     assert interval(pair(ours[:3], base[:3], {})) is None
+    six = interval(pair(rows("a", [1.0, 1.1] * 3), rows("b", [2.0, 2.2] * 3), {}))
+    assert (six.method, six.resampled, six.clusters) == ("t", "conversations", 6)
+
+
+def test_t_quantiles_are_those_of_the_table():
+    """Against the exact tail for odd and even degrees of freedom, by integration."""
+    for df, quantile in enumerate(T_975, start=1):
+        angle = np.linspace(0, np.arctan(quantile / np.sqrt(df)), 20001)
+        density = np.cos(angle) ** (df - 1)
+        half = np.cos(np.linspace(0, np.pi / 2, 20001)) ** (df - 1)
+        share = np.trapezoid(density, angle) / np.trapezoid(half, dx=np.pi / 2 / 20000)
+        assert share == pytest.approx(0.95, abs=2e-5)
 
 
 def test_identical_times_give_an_interval_of_no_width():
@@ -171,7 +222,7 @@ def test_identical_times_give_an_interval_of_no_width():
 
 
 def test_blocks_do_not_change_the_result(monkeypatch):
-    pairs = simulated(np.random.default_rng(5), 1.2, 9, (2, 4), 0.1, 0.1)
+    pairs = simulated(np.random.default_rng(5), 1.2, 14, (2, 4), 0.1, 0.1)
     monkeypatch.setattr("replay.statistics.BLOCK", 40)
     small = interval(pairs, resamples=8000)
     monkeypatch.undo()
