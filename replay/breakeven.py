@@ -15,7 +15,8 @@ JSON of `lumotree breakeven`, lists in the order of measurement:
     acceptance            per calibrated design: tree, passes, suffix, steps, reach[], active[]
     candidates            the best predicted trees: tree, passes, suffix, rows, tokens_per_step,
                           ms_per_step, tok_s
-    choice                what lumotree:tree=auto,plan=FILE decodes with
+    choice                what lumotree:tree=auto,plan=FILE decodes with; calibrated_on are the
+                          requests it was chosen on, cpu and cores the machine
     map                   one row per tree:
       kind                root, chain, pruned (a part of the measured tree), wide (cost only)
       name, tree, passes, suffix, rows (root included), depth

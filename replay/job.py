@@ -268,7 +268,9 @@ class _Job:
             if self.options.check_tokens:
                 equality = check_equality(rows, local, self._margin)
             summary = summarise(self.status, rows, equality, folder.run)
-            summary["warnings"] = [*(summary.get("warnings") or ()), *run_warnings(folder.run)]
+            warnings = run_warnings(folder.run)
+            if warnings:
+                summary["warnings"] = warnings
             folder.write_json("summary.json", summary)
             if not folder.run.get("ended_at"):
                 folder.run["ended_at"] = datetime.now(UTC).isoformat()
@@ -329,8 +331,8 @@ def make_item(
 
 def held_out(corpus: Corpus, options: ReplayOptions, engine: Engine) -> list[Item]:
     """A few requests that the run leaves out, evenly spaced: a tree chosen on them is not
-    flattered by the requests it is scored on. None where the run takes all, or where they do not
-    fit the model.
+    flattered by the requests it is scored on. Other turns of their conversations may be scored.
+    None where the run takes all, or where they do not fit the model.
     """
     from replay.calibration import REQUESTS
 

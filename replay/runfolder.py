@@ -32,9 +32,9 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path, run: dict[str, Any]) -> RunFolder:
         """A new folder. Raises CorpusError when the place holds something already."""
-        if path.exists() and not (path.is_dir() and _is_free(path)):
-            raise CorpusError(f"{path} exists and is not empty", "continue it with --resume")
         try:
+            if path.exists() and not (path.is_dir() and _is_free(path)):
+                raise CorpusError(f"{path} exists and is not empty", "continue it with --resume")
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CorpusError(f"{path} cannot be created: {error.strerror}") from None

@@ -36,7 +36,8 @@ def replay(
         help="Arm specs separated by spaces, or all (= ar mtp-5 lumotree sglang-eagle), "
         "the default. NAME[:key=value[,key=value]]; names: ar, mtp-1, mtp-3, mtp-5, mtp-7, "
         "lumotree (tree= a preset, a parent list or auto, passes=, suffix=on|off, plan=), "
-        "sglang-eagle (url=). tree=auto is calibrated before the first request.",
+        "sglang-eagle (url=). tree=auto is calibrated before the first request, on "
+        "requests that --limit leaves out where there are any.",
     ),
     arm: list[str] = typer.Option(None, help="One arm spec; may be repeated."),
     model: str = typer.Option(

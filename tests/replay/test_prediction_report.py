@@ -41,3 +41,20 @@ def test_predictions_say_their_error_and_what_rows_are(rows, said):
     found = table((0, 1), (5, 6), (5, 28), (3, 9), rows=rows)
     assert found.rows and "a tree left out of the fit is predicted to 0 %" in found.note
     assert ("Rows are nominal" in found.note) == said
+
+
+def test_a_calibration_of_too_few_designs_is_a_sentence(monkeypatch):
+    pytest.importorskip("torch")
+    from lumotree.decoder import DecoderConfig
+    from lumotree.errors import LumoTreeError
+    from replay import calibration
+
+    designs = [DecoderConfig("root", 0, False), DecoderConfig("chain-2", 2, False)]
+    designs.append(DecoderConfig("hydra27", 5, False))
+    steps = {
+        config: [calibration.StepRecord(tuple(range(rows)), (0,), {"verify": 5.0 + rows})] * 3
+        for config, rows in zip(designs, (1, 3, 28), strict=True)
+    }
+    monkeypatch.setattr(calibration, "record", lambda *given: list(steps.items()))
+    with pytest.raises(LumoTreeError, match="too few designs to predict another tree"):
+        calibration.calibrate(None, [])
