@@ -60,7 +60,8 @@ def comparison_table(comparisons: list[dict[str, Any]], title: str) -> Table | N
     """One row per paired comparison, the A/A floor beside each; None without any.
 
     `x` is the ratio of pooled rates, `per req.` the geometric mean of the requests' own ratios,
-    `w/l/t` requests won, lost and tied; under an interval stands how it came about.
+    `w/l/t` requests won, lost and tied; under an interval stands how it came about,
+    under a floor the drift between the compared folders.
     """
     if not comparisons:
         return None
@@ -82,7 +83,7 @@ def comparison_table(comparisons: list[dict[str, Any]], title: str) -> Table | N
             _number(entry["ratio"]),
             NONE if low is None else f"{low:.3f}-{entry['ci_high']:.3f}\n{_origin(entry)}",
             _number(entry["request_ratio"]),
-            NONE if floor is None else f"{100 * floor:.1f} %",
+            NONE if floor is None else f"{100 * floor:.1f} %" + _drift(entry),
             NONE if entry["wins"] is None else f"{entry['wins']}/{entry['losses']}/{entry['ties']}",
             word if word in ("faster", "slower") else f"{word}: {entry['reason']}",
         )
@@ -91,7 +92,13 @@ def comparison_table(comparisons: list[dict[str, Any]], title: str) -> Table | N
 
 def _origin(entry: dict[str, Any]) -> str:
     """`interval_of` on lines that fit the column of intervals."""
-    return (interval_of(entry) or "").replace(", ", ",\n").replace(": ", ":\n")
+    return (interval_of(entry) or "").replace(", a", ",\na").replace(": ", ":\n")
+
+
+def _drift(entry: dict[str, Any]) -> str:
+    """What drift between folders adds to the A/A floor, on a line of its own."""
+    drift = entry.get("drift")
+    return "" if drift is None else f"\n+ {100 * drift:.1f} %"
 
 
 def rate_table(runs: dict[str, Any]) -> Table:

@@ -130,10 +130,10 @@ def _left_out(measured: list[ArmView]) -> str:
 def why(view: RunView) -> str | None:
     """What the winner's lead (or the runner-up's lag) is made of: tokens and time per step."""
     best, base = view.winner, view.baseline
-    if best is None or base is None or base.withheld:
+    if best is None or base is None or not is_ranked(base):
         return None
     if best is base:
-        others = [a for a in view.measured if a is not best and not a.withheld]
+        others = [a for a in view.measured if a is not best and is_ranked(a)]
         best = max(others, key=lambda arm: arm.rate or 0, default=None)
         if best is None:
             return None

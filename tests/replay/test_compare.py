@@ -101,6 +101,8 @@ def test_the_drift_of_a_shared_arm_is_part_of_the_floor(tmp_path):
     assert entry["drift"] == pytest.approx(0.3) and entry["verdict"] == "not separated"
     assert "drift of 30.0 % between the runs" in entry["reason"]
     assert entry["ratio"] == pytest.approx(1.3), "the ratio itself is told"
+    text = call(one, two).stdout
+    assert "+ 30.0 %" in text and "t, 6 conversations" in text
 
 
 def test_without_a_shared_arm_runs_are_never_separated(tmp_path):

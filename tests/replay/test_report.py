@@ -1,6 +1,7 @@
 """The report: self-contained, honest about withheld rates, and made from saved files alone."""
 
 import html
+import io
 import json
 import re
 import shutil
@@ -10,13 +11,17 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from replay.cli import app
+from replay.export import markdown
 from replay.report.page import breakable, render, write_report
 from replay.report.view import RunView
 from replay.report.words import headline, warnings, why
+from replay.results import Stored, overview
 from replay.summary import summarise
+from replay.tables import print_run
 from tests.replay.synthetic import ARMS, synthetic_rows, write_run
 
 FIRST_VERSION = Path(__file__).parents[1] / "fixtures" / "run-v1"
@@ -91,6 +96,29 @@ def test_the_report_says_who_won_and_why(run):
     assert headline(view.summary) in text
     assert "t, 8 conversations" in text, "an interval says how it came about"
     assert "Paired comparisons" in text and "Made-up CPU, 2 cores" in text
+
+
+def test_every_output_has_the_same_sentence(run):
+    """Terminal, page, Markdown export and README block say who won in one voice."""
+    view = RunView.load(run)
+    said = headline(view.summary)
+    out = Console(file=io.StringIO(), width=100)
+    print_run(out, view.summary)
+    assert said in " ".join(out.file.getvalue().split())
+    assert said in text_of(render(view, {})) and said in markdown(view)
+    assert overview(Stored("run", run)).startswith(said)
+
+
+def test_why_is_silent_about_incomplete_arms(run):
+    summary = json.loads((run / "summary.json").read_text())
+    summary["arms"]["ar"] |= {"status": "partial", "reason": "3 of 16 requests completed"}
+    (run / "summary.json").write_text(json.dumps(summary))
+    view = RunView.load(run)
+    assert why(view) is None
+    assert headline(view.summary).endswith("Incomplete, so not ranked: ar.")
+    summary["arms"]["lumotree"] |= {"status": "partial", "reason": "gone"}
+    (run / "summary.json").write_text(json.dumps(summary))
+    assert RunView.load(run).winner.name == "mtp-5"
 
 
 def test_plain_decoding_may_win(tmp_path):
