@@ -148,7 +148,8 @@ COMPARISON = (
         "",
         "t: log ratio ± t(n - 1, 0.975) * standard error (linearised, from sums per conversation), "
         "below n = 12; bootstrap-t: studentised bootstrap of the log ratio (2,000 draws, seed 0), "
-        "conversations resampled, then requests within each, from 12 on",
+        "conversations resampled, then requests within each, from 12 on. Simulated coverage: 93 to "
+        "97 %; 92.5 % where six conversations differ much in size",
     ),
     Metric(
         "resampled",

@@ -45,14 +45,18 @@ def test_95_percent_intervals_cover(clusters, sizes, between, within):
     assert 0.93 <= hits / simulations <= 0.97
 
 
-def test_very_unequal_conversations_cost_little_coverage():
-    """Two to nine requests in each of six conversations: 92.5 % are asked for."""
-    random = np.random.default_rng(1)
+@pytest.mark.parametrize(
+    ("sizes", "between", "within"), [((2, 9), 0.1, 0.1), ((1, 1), 0.1, 0)], ids=["sizes", "tokens"]
+)
+def test_six_very_unequal_conversations_cost_little_coverage(sizes, between, within):
+    """Two to nine requests each, or one of 40 to 400 tokens: at least 92.5 %, as the docs say."""
+    random = np.random.default_rng(11)
+    truth = 1.3 / np.exp((between**2 + within**2) / 2)
     hits = 0
-    for _ in range(4000):
-        found = interval(simulated(random, 1.3, 6, (2, 9), 0.1, 0.1))
-        hits += found.low <= 1.3 / np.exp(0.01) <= found.high
-    assert 0.925 <= hits / 4000 <= 0.97
+    for _ in range(8000):
+        found = interval(simulated(random, 1.3, 6, sizes, between, within))
+        hits += found.low <= truth <= found.high
+    assert 0.925 <= hits / 8000 <= 0.975
 
 
 def test_few_conversations_have_no_exploding_end():
