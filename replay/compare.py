@@ -71,7 +71,10 @@ def resummarise(
     ]
     check = (run.get("options") or {}).get("check_tokens", True)
     equality = check_equality(rows, local, _margins(saved or {})) if check else None
-    return summarise(status, rows, equality, run)
+    summary = summarise(status, rows, equality, run)
+    if saved and "warnings" in saved:
+        summary["warnings"] = saved["warnings"]
+    return summary
 
 
 def _margins(saved: Mapping[str, Any]) -> Callable[[str, list[int]], float | None]:

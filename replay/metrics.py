@@ -178,7 +178,7 @@ COST = (
         "predicted",
         "",
         "best parts of the measured trees: tokens_per_step = 1 + sum of reach over their rows, "
-        "ms_per_step from the cost model",
+        "ms_per_step from the cost model; none while loo_relative is null",
     ),
 )
 MAP = (
@@ -222,7 +222,8 @@ MAP = (
 )
 GUARDS = (
     Metric("token_ids", "", "in-process arms of one seed emit the same ids; margin at the first "
-           "divergence. Where bits are not equal here, near-ties (0.25) only warn"),
+           "divergence. Where bits are not equal here, near-ties (0.25) and unmeasured margins "
+           "only warn"),
     Metric("prompt_tokens", "", "prompt tokens as counted by the arm = as sent"),
     Metric("first_tokens", "", "greedy arms: at least half of the outputs begin alike"),
     Metric("counts", "", "completion_tokens agree with token ids, cap, finish reason and "
@@ -232,8 +233,8 @@ GUARDS = (
     Metric("counter_resets", "", "server counters read around requests only move by the request"),
     Metric("first_burst", "", "warns when over 2 % of tokens came with the first event, untimed"),
     Metric("empty_outputs", "", "not empty more often than the baseline (sign test 0.05 and a "
-           "tenth of the requests; or all and none)"),
-    Metric("length_stops", "", "not at the cap more or less often than the baseline (same rule)"),
+           "tenth of the requests; or all and none, from 4 requests on)"),
+    Metric("length_stops", "", "not at the cap more or less often than the baseline (same rule, at 0.01)"),
     Metric("length_shift", "", "permutation test of log lengths, labels swapped within requests: "
            "p <= 0.01 and a shift over 0.1; or every output off by a quarter"),
     Metric("repetition", "", "not looping more often than the baseline (same rule): half of the "

@@ -81,7 +81,8 @@ def _quoted(summary: dict[str, Any]) -> dict[str, Any]:
         name: {key: value for key, value in arm.items() if key != "guards"}
         for name, arm in (summary.get("arms") or {}).items()
     }
-    return {key: value for key, value in summary.items() if key != "cost_model"} | {"arms": arms}
+    left_out = ("cost_model", "warnings")
+    return {key: value for key, value in summary.items() if key not in left_out} | {"arms": arms}
 
 
 def _difference(was: Any, now: Any, where: str) -> str | None:
