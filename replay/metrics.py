@@ -234,7 +234,8 @@ GUARDS = (
     Metric("first_burst", "", "warns when over 2 % of tokens came with the first event, untimed"),
     Metric("empty_outputs", "", "not empty more often than the baseline (sign test 0.05 and a "
            "tenth of the requests; or all and none, from 4 requests on)"),
-    Metric("length_stops", "", "not at the cap more or less often than the baseline (same rule, at 0.01)"),
+    Metric("length_stops", "", "not at the cap more or less often than the baseline (same rule, "
+           "at 0.01)"),
     Metric("length_shift", "", "permutation test of log lengths, labels swapped within requests: "
            "p <= 0.01 and a shift over 0.1; or every output off by a quarter"),
     Metric("repetition", "", "not looping more often than the baseline (same rule): half of the "
