@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import torch
 
+from lumotree.decoder import prefill
 from lumotree.model.hybrid import HybridModel
-from lumotree.model.rows import PrefillRows, TreeRows
+from lumotree.model.rows import TreeRows
 from lumotree.model.runner import RowRunner
 from lumotree.ops.reference import KEY_BLOCK
 from lumotree.state import HybridState
@@ -43,10 +44,9 @@ def _equal_bits(
 ) -> bool:
     capacity = count + len(tree)
     state = HybridState(model.config, capacity, model.dtype, model.device, mtp=False)
-    model.forward(ids[:count], PrefillRows(state.kv, 0, count, model.rope, state))
-    state.length = count
-    before = state.snapshot(tuple(ids[:count].tolist()))
-    tokens = ids[count:].tolist()
+    prompt, tokens = ids[:count].tolist(), ids[count:].tolist()
+    prefill(model, state, prompt)
+    before = state.snapshot(tuple(prompt))
 
     def step(shape: TreeDescriptor, rows_tokens: list[int]) -> tuple[TreeRows, torch.Tensor]:
         index = runner.index(shape)
@@ -64,7 +64,7 @@ def _equal_bits(
         path = list(tree.root_paths[leaf])
         state.restore(before)
         rows, hidden = step(tree, tokens)
-        wanted = model.logits(hidden)[path]
+        wanted = whole[path]
         rows.publish(path, hidden)
         published = (state.recurrent.clone(), state.conv.clone())
         state.restore(before)

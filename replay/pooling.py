@@ -41,6 +41,15 @@ def decode_rate(rows: Sequence[Row]) -> float | None:
     return sum(row.completion_tokens - 1 for row in rows) / seconds if seconds > 0 else None
 
 
+def rates_by_run(rows: Sequence[Row]) -> dict[int, float]:
+    """The pooled decode rate of each run that has decode time, runs in order."""
+    by_run: dict[int, list[Row]] = {}
+    for row in rows:
+        by_run.setdefault(row.run, []).append(row)
+    rates = {run: decode_rate(group) for run, group in sorted(by_run.items())}
+    return {run: rate for run, rate in rates.items() if rate is not None}
+
+
 def request_rate(rows: Sequence[Row]) -> float | None:
     """The mean of each request's own rate in tokens per second, every request equal."""
     rates = [rate for row in rows if row.completion_tokens > 1 and (rate := decode_rate([row]))]
@@ -50,10 +59,7 @@ def request_rate(rows: Sequence[Row]) -> float | None:
 def pool(rows: Sequence[Row]) -> Pooled:
     """Pool one arm's rows. Failed rows are counted apart; warm-up rows count nowhere."""
     done = [row for row in rows if row.completed]
-    by_run: dict[int, list[Row]] = {}
-    for row in done:
-        by_run.setdefault(row.run, []).append(row)
-    run_rates = [rate for group in by_run.values() if (rate := decode_rate(group)) is not None]
+    run_rates = rates_by_run(done).values()
     # Only rows that count steps may enter a figure per step.
     stepped = [row for row in done if row.steps is not None]
     steps = sum(row.steps for row in stepped)

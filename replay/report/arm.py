@@ -9,6 +9,7 @@ from typing import Any
 from lumotree.errors import LumoTreeError
 from lumotree.request import PHASES
 from lumotree.tree import TreeDescriptor, tree_from_name
+from replay.pooling import rates_by_run
 from replay.rows import Row
 
 
@@ -67,11 +68,7 @@ class ArmView:
     @property
     def run_rates(self) -> dict[int, float]:
         """The pooled rate of each run."""
-        sums: dict[int, list[float]] = {}
-        for row in self.rows:
-            tokens, seconds = sums.setdefault(row.run, [0.0, 0.0])
-            sums[row.run] = [tokens + row.completion_tokens - 1, seconds + row.decode_s]
-        return {run: tokens / s for run, (tokens, s) in sorted(sums.items()) if s > 0}
+        return rates_by_run(self.rows)
 
     @property
     def phases(self) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from replay.pooling import decode_rate
 from replay.report.cells import NONE, Cell, Table, count, number, words
 from replay.report.view import RunView
 from replay.rows import Row
@@ -24,7 +25,7 @@ def request_table(view: RunView) -> Table | None:
     rows = []
     for request, found in by_request.items():
         own = [row for group in found.values() for row in group]
-        rates = {name: _rate(group) for name, group in found.items()}
+        rates = {name: decode_rate(group) for name, group in found.items()}
         top = max((r for name, r in rates.items() if r and name not in withheld), default=None)
         cells = [
             words(request, "name"),
@@ -45,11 +46,6 @@ def request_table(view: RunView) -> Table | None:
         columns.append(("ratio", f"{best.name} / {base.name}"))
     note = "Each rate pools all runs of the request; the fastest arm of a request is bold."
     return Table("requests", f"{len(rows):,} requests", columns, rows, note)
-
-
-def _rate(rows: list[Row]) -> float | None:
-    seconds = sum(row.decode_s for row in rows)
-    return sum(row.completion_tokens - 1 for row in rows) / seconds if seconds > 0 else None
 
 
 def _span(values: list[int]) -> Cell:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from arms import inprocess
+from arms.spec import IN_PROCESS
 from lumotree.errors import CheckpointError, RequestError
 from lumotree.request import PHASES, Generation
 
@@ -21,12 +22,7 @@ class FakeConfig:
 
 
 def fake_config(spec):
-    if spec.name == "ar":
-        return FakeConfig("root", 0, False)
-    if spec.name.startswith("mtp-"):
-        depth = int(spec.name[4:])
-        return FakeConfig(f"chain-{depth}", depth, False)
-    return FakeConfig()
+    return FakeConfig(**IN_PROCESS[spec.name])
 
 
 class FakeTokenizer:
