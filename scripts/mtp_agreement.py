@@ -46,15 +46,9 @@ def choices(model: HybridModel, ids: Tensor, pre_norm: bool) -> tuple[Tensor, Te
     n = ids.numel()
     state = HybridState(model.config, n, model.dtype, model.device, mtp=True)
     rows = PrefillRows(state.kv, 0, n, model.rope, state)
-    raw = []
-    last = model.layers[-1]
-    model.layers[-1] = lambda x, rows: raw.append(last(x, rows)) or raw[0]
-    try:
-        hidden = model.forward(ids, rows)
-    finally:
-        model.layers[-1] = last
+    raw, hidden = model.stream(ids, rows)
     chosen = model.logits(hidden).argmax(-1)
-    below = raw[0] if pre_norm else hidden
+    below = raw if pre_norm else hidden
     shifted = torch.cat((torch.zeros_like(below[:1]), below[:-1]))
     head = PrefillRows(state.mtp_kv, 0, n, model.rope, first=1)
     drafted = model.logits(model.draft_forward(ids, shifted, head)).argmax(-1)

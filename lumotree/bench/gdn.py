@@ -12,9 +12,10 @@ from torch import Tensor
 from lumotree.bench.inputs import float64_rows, native_rows, random_operands, random_states
 from lumotree.bench.timing import Protocol, Spread, captured, time_stages
 from lumotree.ops.gdn import Geometry, Path
+from lumotree.ops.table import has_kernels
 from lumotree.tree import TreeDescriptor, tree_from_name
 from lumotree.verifiers import NAMES, verifier_class
-from lumotree.verifiers.base import Verifier, fused
+from lumotree.verifiers.base import Verifier
 
 SCHEMA_VERSION = 1
 
@@ -225,7 +226,7 @@ def active_tree(name: str) -> TreeDescriptor:
 def describe(case: Case) -> dict[str, Any]:
     """What the timings depend on, for the result file."""
     launch = None
-    if fused(case.device):
+    if has_kernels(case.device):
         from lumotree.ops.gdn_triton import choose
 
         launch = asdict(case.launch or choose(case.geometry, case.device))

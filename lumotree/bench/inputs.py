@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lumotree.ops.gdn import Geometry, Operands
+from lumotree.ops.table import has_kernels
 from lumotree.tree import TreeDescriptor
-from lumotree.verifiers.base import fused
 
 
 def random_operands(geometry: Geometry, rows: int, device: torch.device, seed: int) -> Operands:
@@ -76,7 +76,7 @@ def native_rows(
     states = state.new_empty(len(tree), *state.shape)
     out = state.new_empty(len(tree), geometry.heads, geometry.dv)
     kernels = None
-    if fused(state.device):
+    if has_kernels(state.device):
         from lumotree.ops.gdn_triton import GdnKernels
 
         kernels = GdnKernels(tree, geometry, state.device, launch)

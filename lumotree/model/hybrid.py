@@ -12,6 +12,7 @@ from lumotree.model.checkpoint import Checkpoint
 from lumotree.model.config import ModelConfig
 from lumotree.model.layers import DecoderLayer, Rows, Take, below
 from lumotree.ops import reference as ops
+from lumotree.ops.table import Table, table_for
 from lumotree.tree import MAX_ROWS
 
 # Rope positions made at load; longer requests reserve more, up to the model's context.
@@ -31,20 +32,21 @@ class HybridModel:
             return checkpoint.take(name, shape).to(device=device, dtype=exact or dtype)
 
         trunk, h = checkpoint.trunk, config.hidden_size
+        self.table = table = table_for(device)
         self.embedding = take(f"{trunk}embed_tokens.weight", (config.vocab_size, h))
         seen = dict.fromkeys(config.layer_types, 0)
         self.layers: list[DecoderLayer] = []
         for i, kind in enumerate(config.layer_types):
             here = below(take, f"{trunk}layers.{i}.")
-            self.layers.append(DecoderLayer(config, kind, seen[kind], here))
+            self.layers.append(DecoderLayer(config, kind, seen[kind], here, table))
             seen[kind] += 1
         norm = 1 + take(f"{trunk}norm.weight", (h,), torch.float32)
         self.norm = ops.Norm.of(norm, config.rms_norm_eps)
         tied = config.tie_word_embeddings
-        self.lm_head = ops.pack_linear(
+        self.lm_head = table.pack(
             self.embedding if tied else take("lm_head.weight", (config.vocab_size, h))
         )
-        self.mtp = MTPHead(config, below(take, "mtp.")) if checkpoint.has_mtp() else None
+        self.mtp = MTPHead(config, below(take, "mtp."), table) if checkpoint.has_mtp() else None
         self.reserve(min(config.max_position_embeddings, FIRST_POSITIONS))
 
     def reserve(self, positions: int) -> None:
@@ -75,10 +77,16 @@ class HybridModel:
 
     def forward(self, token_ids: Tensor, rows: Rows) -> Tensor:
         """[n] token ids -> [n, hidden] after the final norm, in the model dtype."""
+        return self.stream(token_ids, rows)[1]
+
+    def stream(self, token_ids: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+        """The residual stream after the last layer, and its final norm, [n, hidden] each."""
         x = self.embed(token_ids)
-        for layer in self.layers:
-            x = layer(x, rows)
-        return ops.rms_norm(x, self.norm)
+        normed = self.table.rms_norm(x, self.layers[0].input_norm)
+        after = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
+        for layer, norm in zip(self.layers, after, strict=True):
+            x, normed = layer(x, normed, rows, norm)
+        return x, normed
 
     def draft_forward(self, token_ids: Tensor, hidden: Tensor, rows: Rows) -> Tensor:
         """One pass of the MTP head: [n] tokens and [n, hidden] of the positions before them."""
@@ -86,7 +94,7 @@ class HybridModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden] after the final norm -> float32 [n, vocab]."""
-        return ops.linear(hidden, self.lm_head).float()
+        return self.table.linear(hidden, self.lm_head).float()
 
 
 class MTPHead:
@@ -97,7 +105,7 @@ class MTPHead:
     The result predicts token p + 1 through the shared lm_head.
     """
 
-    def __init__(self, config: ModelConfig, take: Take) -> None:
+    def __init__(self, config: ModelConfig, take: Take, table: Table) -> None:
         h = config.hidden_size
 
         def norm(name: str) -> ops.Norm:
@@ -106,15 +114,12 @@ class MTPHead:
         self.norm_embedding = norm("pre_fc_norm_embedding")
         self.norm_hidden = norm("pre_fc_norm_hidden")
         self.norm = norm("norm")
-        self.fc = ops.pack_linear(take("fc.weight", (h, 2 * h)))
-        self.layer = DecoderLayer(config, "full_attention", 0, below(take, "layers.0."))
+        self.table = table
+        self.fc = table.pack(take("fc.weight", (h, 2 * h)))
+        self.layer = DecoderLayer(config, "full_attention", 0, below(take, "layers.0."), table)
 
     def __call__(self, embedded: Tensor, hidden: Tensor, rows: Rows) -> Tensor:
-        both = torch.cat(
-            (
-                ops.rms_norm(embedded, self.norm_embedding),
-                ops.rms_norm(hidden, self.norm_hidden),
-            ),
-            dim=-1,
-        )
-        return ops.rms_norm(self.layer(ops.linear(both, self.fc), rows), self.norm)
+        norm, layer = self.table.rms_norm, self.layer
+        both = torch.cat((norm(embedded, self.norm_embedding), norm(hidden, self.norm_hidden)), -1)
+        x = self.table.linear(both, self.fc)
+        return layer(x, norm(x, layer.input_norm), rows, self.norm)[1]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lumotree.model.layers import Attention, GatedDeltaNet
 from lumotree.ops import reference as ops
 from lumotree.state import HybridState, KVCache
 from lumotree.tree import TreeDescriptor
@@ -128,13 +129,21 @@ class TreeRows:
         # Per GDN layer, rows in scan order: query and key, written value, decay.
         self.records: list[tuple[Tensor, Tensor, Tensor]] = []
 
+    def delta(self, mixer: GatedDeltaNet, projected: Tensor) -> Tensor:
+        qkv, z, b_a = mixer.split(projected[: self.count])
+        mixed = self.conv(mixer.layer, qkv, mixer.conv_weight)
+        out = self.scan(mixer.layer, *mixer.operands(mixed, b_a))
+        return ops.pad_rows(mixer.finish(out, z), projected.shape[0])
+
     def conv(self, layer: int, x: Tensor, weight: Tensor) -> Tensor:
+        """[count, channels] inputs -> the same after the causal convolution along each path."""
         inputs = torch.cat((self.state.conv[layer], x))
         self.conv_inputs.append(inputs)
         taps = inputs if self.count == 1 else inputs.index_select(0, self.index.conv_gather)
         return ops.conv_taps(taps.view(self.count, -1, x.shape[1]), weight)
 
-    def delta(self, layer: int, query_key: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+    def scan(self, layer: int, query_key: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+        """Gated delta rule along each path, [count, heads, dv]; takes `mixer.operands`."""
         index = self.index
         operands = (query_key, v, g.exp(), beta)
         if index.order is not None:
@@ -143,11 +152,12 @@ class TreeRows:
         self.records.append((operands[0], written, operands[2]))
         return out if index.inverse is None else out.index_select(0, index.inverse)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        stop = self.prefix + self.count
+    def attend(self, mixer: Attention, projected: Tensor) -> Tensor:
+        q, k, v, gate = mixer.operands(projected, self.angles)
+        layer, stop = mixer.layer, self.prefix + self.count
         self.cache.write(layer, self.write_slots, k[: self.count], v[: self.count])
-        return ops.tree_attention(
-            q,
+        out = ops.tree_attention(
+            ops.wide(q),
             self.cache.keys[layer][:, :stop],
             self.cache.values[layer][:, :stop],
             self.prefix,
@@ -155,6 +165,7 @@ class TreeRows:
             self.later,
             self.first,
         )
+        return mixer.finish(out, gate)
 
     def publish(self, path: list[int], hidden: Tensor) -> None:
         """Advances the state along `path` (rows from the root) and nothing else.
@@ -184,7 +195,7 @@ def _scan(
 ) -> tuple[Tensor, Tensor]:
     """Path-parallel gated delta rule; `state` [heads, dk, dv] is only read.
 
-    Operands are those of `TreeRows.delta` with rows in scan order. Returns what each row reads
+    Operands are those of `TreeRows.scan` with rows in scan order. Returns what each row reads
     and what it writes, [rows, heads, dv] each.
     """
     query_key, v, decay, beta = operands
@@ -254,6 +265,14 @@ class PrefillRows:
         self.stop, self.count = start + count, count
         self.angles = ops.rope_angles(rope[start : self.stop])
 
+    def delta(self, mixer: GatedDeltaNet, projected: Tensor) -> Tensor:
+        qkv, z, b_a = mixer.split(projected)
+        mixed = self.conv(mixer.layer, qkv, mixer.conv_weight)
+        query_key, v, g, beta = mixer.operands(mixed, b_a)
+        heads_first = (x.transpose(0, 1) for x in (*query_key.unbind(2), v, g, beta))
+        out = ops.delta_chunk(*heads_first, self.state.recurrent[mixer.layer])
+        return mixer.finish(out.transpose(0, 1), z)
+
     def conv(self, layer: int, x: Tensor, weight: Tensor) -> Tensor:
         history = self.state.conv[layer]
         inputs = torch.cat((history, x))
@@ -262,17 +281,15 @@ class PrefillRows:
         history.copy_(inputs[inputs.shape[0] - width + 1 :])
         return ops.conv_taps(taps, weight)
 
-    def delta(self, layer: int, query_key: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
-        q, k = query_key.unbind(2)
-        heads_first = (x.transpose(0, 1) for x in (q, k, v, g, beta))
-        return ops.delta_chunk(*heads_first, self.state.recurrent[layer]).transpose(0, 1)
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, mixer: Attention, projected: Tensor) -> Tensor:
+        q, k, v, gate = mixer.operands(projected, self.angles)
+        layer = mixer.layer
         self.cache.write(layer, slice(self.start, self.stop), k, v)
-        return ops.prefill_attention(
-            q,
+        out = ops.prefill_attention(
+            ops.wide(q),
             self.cache.keys[layer][:, : self.stop],
             self.cache.values[layer][:, : self.stop],
             self.start,
             self.first,
         )
+        return mixer.finish(out, gate)

@@ -29,7 +29,7 @@ DELTA_CHUNK = 64
 RopeAngles = tuple[Tensor, Tensor]
 
 
-def pack_linear(weight: Tensor) -> Tensor:
+def pack(weight: Tensor) -> Tensor:
     """[out, in] weight -> the [in, out] right-hand side of `linear`.
 
     On CPU a contiguous copy: BLAS then uses one summation order for every row count above one.
@@ -108,6 +108,19 @@ def swiglu(gate_up: Tensor) -> Tensor:
     """[n, 2 f] -> silu(first half) * second half, [n, f]."""
     width = gate_up.shape[1] // 2
     return F.silu(gate_up[:, :width]).mul_(gate_up[:, width:])
+
+
+def linear_swiglu(x: Tensor, packed: Tensor) -> Tensor:
+    """`swiglu` of x [n, in] @ packed [in, 2 f]: [n, f]."""
+    return swiglu(linear(x, packed))
+
+
+def linear_add_norm(
+    residual: Tensor, x: Tensor, packed: Tensor, norm: Norm
+) -> tuple[Tensor, Tensor]:
+    """The residual stream plus x @ packed, [n, out], and its RMSNorm."""
+    total = linear_add(residual, x, packed)
+    return total, rms_norm(total, norm)
 
 
 def rope_table(

@@ -81,12 +81,3 @@ class Verifier(ABC):
 def by_value_head(x: Tensor, heads: int) -> Tensor:
     """[rows, key heads, ...] -> [heads, rows, ...]: the key head of each value head."""
     return x.repeat_interleave(heads // x.shape[1], dim=1).transpose(0, 1)
-
-
-def fused(device: torch.device) -> bool:
-    """Whether Triton kernels serve this device: a GPU, or any when interpreted."""
-    try:
-        import triton
-    except ImportError:
-        return False
-    return device.type == "cuda" or bool(triton.knobs.runtime.interpret)

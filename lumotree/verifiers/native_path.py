@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from lumotree.ops.gdn import Geometry, Operands, Path
+from lumotree.ops.table import has_kernels
 from lumotree.tree import TreeDescriptor
-from lumotree.verifiers.base import Verifier, fused
+from lumotree.verifiers.base import Verifier
 from lumotree.verifiers.path_scan import node_states
 
 
@@ -28,7 +29,7 @@ class NativePath(Verifier):
         g = geometry
         self.states = self.buffer("node states", (g.layers, self.rows, g.heads, g.dk, g.dv))
         self.kernels = None
-        if fused(self.device):
+        if has_kernels(self.device):
             from lumotree.ops.gdn_triton import GdnKernels, choose
 
             launch = launch or choose(geometry, self.device)

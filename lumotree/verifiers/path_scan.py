@@ -14,8 +14,9 @@ from torch import Tensor
 
 from lumotree.ops import reference as ops
 from lumotree.ops.gdn import Geometry, Operands, Path
+from lumotree.ops.table import has_kernels
 from lumotree.tree import TreeDescriptor
-from lumotree.verifiers.base import Verifier, fused
+from lumotree.verifiers.base import Verifier
 
 
 def update_rows(
@@ -91,7 +92,7 @@ class PathScan(Verifier):
         self.ring = OperandRing(self, value_dtype)
         self.kernels = None
         self.cuts = None
-        if fused(self.device):
+        if has_kernels(self.device):
             from lumotree.ops.gdn_triton import GdnKernels
 
             self.kernels = GdnKernels(tree, geometry, self.device, launch)

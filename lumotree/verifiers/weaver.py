@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from lumotree.ops.gdn import Geometry, Operands, Path
+from lumotree.ops.table import has_kernels
 from lumotree.tree import TreeDescriptor
 from lumotree.verifiers import compact
-from lumotree.verifiers.base import Verifier, fused
+from lumotree.verifiers.base import Verifier
 
 
 class Solving(Verifier):
@@ -34,7 +35,7 @@ class Solving(Verifier):
         )
         self.mask = compact.ancestor_mask(tree, self.device)
         self.kernel = None
-        if self.low and fused(self.device):
+        if self.low and has_kernels(self.device):
             from lumotree.ops.solve_triton import SolveKernels
 
             self.kernel = SolveKernels(geometry, self.mask, self.block, self.warps)
