@@ -1,25 +1,11 @@
-"""The words every coding-agent conversation of this project shares.
+"""The conversation format for the training scripts, which run without an installed package."""
 
-The transcript generator (training) and the corpus recorder both speak to the model in this
-format, so that the embedded model has seen the form, and only the form, of what it replays.
-"""
+from __future__ import annotations
 
-SYSTEM_PROMPT = (
-    "You are a coding agent at work in a software repository. "
-    "Each command runs in a fresh shell at the root of the repository. "
-    "Look before you change, change as little as the task needs, check the result, "
-    "then say in a few sentences what was done."
-)
+import sys
+from pathlib import Path
 
-BASH_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "bash",
-        "description": "Run a command in a fresh shell and return its output and exit code.",
-        "parameters": {
-            "type": "object",
-            "properties": {"command": {"type": "string", "description": "The command to run."}},
-            "required": ["command"],
-        },
-    },
-}
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from replay.agent.prompt import BASH_TOOL, SYSTEM_PROMPT  # noqa: E402
+
+__all__ = ["BASH_TOOL", "SYSTEM_PROMPT"]

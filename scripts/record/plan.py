@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.record.script import Script, read_script
+from replay.agent.script import Script, read_script
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TASKS = Path(__file__).parent / "tasks"

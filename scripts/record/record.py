@@ -17,11 +17,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from replay.agent.loop import Exchange, command_of
+from replay.agent.script import Script, ScriptError, read_script
 from replay.corpus import CorpusRequest, parse_line
 from replay.selection import select
-from scripts.record.agent import Exchange, run_script
+from scripts.record.agent import run_script
 from scripts.record.plan import PATHS, PLANS, REPOSITORY, REVISION, Plan
-from scripts.record.script import Script, ScriptError, read_script
 from scripts.record.workspace import MACHINE_PATH, Workspace, WorkspaceError
 
 Row = dict[str, Any]
@@ -51,7 +52,7 @@ def rows(script: Script, exchanges: list[Exchange]) -> list[Row]:
                 "turn": turn,
                 "task": script.name,
                 "recorded_at": len(exchange.body["messages"]) - 2,
-                "completion": exchange.answer,
+                "completion": exchange.answer.message,
             },
         }
         for turn, exchange in enumerate(exchanges, start=1)
@@ -135,10 +136,10 @@ def show(path: Path) -> None:
     exchanges = record_script(read_script(path))
     for turn, exchange in enumerate(exchanges, start=1):
         size = sum(len(str(message)) for message in exchange.body["messages"])
-        print(f"--- turn {turn}, about {size} characters of messages\n{exchange.answer['content']}")
-        if exchange.result is not None:
-            print(json.loads(exchange.answer["tool_calls"][0]["function"]["arguments"])["command"])
-            print(f"=> {exchange.result.exit_code}\n{exchange.result.output}")
+        answer = exchange.answer.message
+        print(f"--- turn {turn}, about {size} characters of messages\n{answer['content']}")
+        for call, result in zip(answer.get("tool_calls", []), exchange.results, strict=True):
+            print(f"{command_of(call)}\n=> {result.exit_code}\n{result.output}")
 
 
 def main() -> int:

@@ -15,27 +15,16 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from dataclasses import dataclass
 from pathlib import Path
 
-OUTPUT_CAP = 4000
+from replay.agent.shell import STABLE, Result, cap, without_durations
+
 TIMEOUT_S = 60
-# Test runners end with "in 0.12s": the one thing in their output that is never twice the same.
-DURATION = re.compile(r" in \d+\.\d+s\b")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|root|home|tmp|usr|opt|var|private|Users)\b")
-STAMP = "2026-01-01T00:00:00+00:00"
 
 
 class WorkspaceError(Exception):
     """The workspace could not be made, or a command's output cannot be recorded."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """A command's exit code and its output, stdout and stderr in one, normalised and capped."""
-
-    exit_code: int
-    output: str
 
 
 class Workspace:
@@ -94,15 +83,7 @@ class Workspace:
 
     def normalise(self, output: str) -> str:
         output = output.replace(f"{self.root}{os.sep}", "").replace(str(self.root), ".")
-        return DURATION.sub("", output)
-
-
-def cap(output: str, limit: int = OUTPUT_CAP) -> str:
-    """Cuts the middle out of long output, as agents do, and says how much is gone."""
-    if len(output) <= limit:
-        return output
-    head, tail = output[: limit // 2], output[-(limit - limit // 2) :]
-    return f"{head}\n[{len(output) - limit} characters left out]\n{tail}"
+        return without_durations(output)
 
 
 def _write_python(tools: Path) -> None:
@@ -115,30 +96,10 @@ def _write_python(tools: Path) -> None:
 
 def _environment(root: Path, tools: Path) -> dict[str, str]:
     return {
+        **STABLE,
         "PATH": f"{tools}:/usr/bin:/bin:{Path(shutil.which('git') or '/bin/git').parent}",
         "HOME": str(tools),
-        "LC_ALL": "C.UTF-8",
-        "TZ": "UTC",
-        "COLUMNS": "80",
-        "NO_COLOR": "1",
         # An installed copy of this repository must not shadow the workspace.
         "PYTHONPATH": str(root),
-        "PYTHONHASHSEED": "0",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONNOUSERSITE": "1",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        "PYTEST_ADDOPTS": "-p no:cacheprovider",
-        # Hypothesis draws the same examples every time, and knows no deadline, where CI is set.
-        "CI": "1",
-        "GIT_CONFIG_GLOBAL": os.devnull,
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_CONFIG_COUNT": "1",
-        "GIT_CONFIG_KEY_0": "core.abbrev",
-        "GIT_CONFIG_VALUE_0": "7",
-        "GIT_AUTHOR_NAME": "developer",
-        "GIT_AUTHOR_EMAIL": "developer@example.com",
-        "GIT_AUTHOR_DATE": STAMP,
-        "GIT_COMMITTER_NAME": "developer",
-        "GIT_COMMITTER_EMAIL": "developer@example.com",
-        "GIT_COMMITTER_DATE": STAMP,
     }

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from scripts.record.agent import converse, run_script
+from replay.agent.loop import Answer, converse
+from replay.agent.script import ScriptError, parse_script
+from replay.agent.shell import cap
+from scripts.record.agent import REQUEST, run_script
 from scripts.record.record import encode, rows
-from scripts.record.script import ScriptError, parse_script
-from scripts.record.workspace import Workspace, WorkspaceError, cap
+from scripts.record.workspace import Workspace, WorkspaceError
 
 TASK = """\
 ## user
@@ -84,7 +86,7 @@ def test_history_grows_by_answer_and_output(workspace: Workspace) -> None:
     outputs = [m["content"] for m in exchanges[-1].body["messages"] if m["role"] == "tool"]
     assert outputs == ["exit code: 0\nhello", "exit code: 3"]
     for exchange in exchanges[:2]:
-        (call,) = exchange.answer["tool_calls"]
+        (call,) = exchange.answer.message["tool_calls"]
         assert list(json.loads(call["function"]["arguments"])) == ["command"]
 
 
@@ -100,7 +102,7 @@ def test_bodies_are_not_changed_by_later_turns(workspace: Workspace) -> None:
             {"role": "assistant", "content": "two"},
         ]
     )
-    first, second = converse(["go"], lambda body: next(answers), workspace)
+    first, second = converse(["go"], lambda body: Answer(next(answers)), workspace, REQUEST)
     assert len(first.body["messages"]) == 2
     assert [m["content"][-1] for m in second.body["messages"][-2:]] == ["1", "2"]
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from replay.agent.prompt import BASH_TOOL, SYSTEM_PROMPT
+from replay.agent.script import read_script
 from replay.corpus import load_corpus
-from scripts.agent_format import BASH_TOOL, SYSTEM_PROMPT
 from scripts.record.plan import PLANS, REPOSITORY, REVISION, Plan
 from scripts.record.record import encode, record_script, rows
-from scripts.record.script import read_script
 
 TASK_FILES = sorted((REPOSITORY / "scripts/record/tasks").glob("*/*.md"))
 ABSOLUTE = re.compile(r"(?<![\w.])/(?:work|root|home|tmp|usr|opt|var|private|Users)\b")

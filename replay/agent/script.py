@@ -1,6 +1,6 @@
-"""A task: what the developer asks, and what the scripted agent answers turn by turn.
+"""A script: what the developer asks, and what the scripted agent answers turn by turn.
 
-Tasks are Markdown files, because their commands hold whole source files and should be readable
+Scripts are Markdown files, because their commands hold whole source files and should be readable
 without escapes. A level-two heading opens each part, a fence of four backticks holds a command:
 
     ## user
@@ -12,8 +12,12 @@ without escapes. A level-two heading opens each part, a fence of four backticks 
     ````
     ## agent, exit 1
     A turn whose command is meant to fail with that code.
+    ## fix
+    A sentence; the command is the task's own fix. Only in scripts of agent-study tasks.
     ## done
     The closing summary. A further `## user` may follow it.
+
+The script of an agent-study task has no `## user`: the task's problem statement stands there.
 """
 
 from __future__ import annotations
@@ -23,11 +27,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FENCE = "````"
-HEADING = re.compile(r"## (?:(user)|(agent)(?:, exit (\d+))?|(done))")
+HEADING = re.compile(r"## (?:(user)|(agent)(?:, exit (\d+))?|(fix)|(done))")
 
 
 class ScriptError(Exception):
-    """A task file that does not follow the form, or whose commands did not do as it says."""
+    """A script file that does not follow the form, or whose commands did not do as it says."""
 
 
 @dataclass(frozen=True)
@@ -60,17 +64,18 @@ class Script:
         return sum(len(go.steps) for go in self.goes)
 
 
-def read_script(path: Path) -> Script:
+def read_script(path: Path, user: str | None = None, fix: str | None = None) -> Script:
     """Raises ScriptError naming the file and line of the first fault."""
-    return parse_script(path.stem, path.read_text(encoding="utf-8"))
+    return parse_script(path.stem, path.read_text(encoding="utf-8"), user, fix)
 
 
-def parse_script(name: str, text: str) -> Script:
-    goes: list[tuple[str, list[Step]]] = []
+def parse_script(name: str, text: str, user: str | None = None, fix: str | None = None) -> Script:
+    """`user` is the first message where the script has none, `fix` the command of `## fix`."""
+    goes: list[tuple[str, list[Step]]] = [] if user is None else [(user, [])]
     for line, heading, body in _parts(name, text):
-        user, agent, exit_code, _done = heading.groups()
+        asked, agent, exit_code, fixes, _done = heading.groups()
         where = f"{name}:{line}"
-        if user:
+        if asked:
             if goes and not _ended(goes[-1][1]):
                 raise ScriptError(f"{where}: a user message before the agent was done")
             goes.append((_prose(where, body), []))
@@ -80,11 +85,15 @@ def parse_script(name: str, text: str) -> Script:
         if agent:
             say, command = _split_command(where, body)
             goes[-1][1].append(Step(say, command, int(exit_code or 0)))
+        elif fixes:
+            if fix is None:
+                raise ScriptError(f"{where}: there is no task whose fix this could be")
+            goes[-1][1].append(Step(_prose(where, body), fix))
         else:
             goes[-1][1].append(Step(_prose(where, body), None))
     if not goes or not _ended(goes[-1][1]):
         raise ScriptError(f"{name}: the last part must be '## done'")
-    return Script(name, tuple(Go(user, tuple(steps)) for user, steps in goes))
+    return Script(name, tuple(Go(said, tuple(steps)) for said, steps in goes))
 
 
 def _ended(steps: list[Step]) -> bool:

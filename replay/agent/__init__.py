@@ -1,0 +1,1 @@
+"""The agent study: coding tasks worked on by an agent through each serving arm, and graded."""
