@@ -1,0 +1,1 @@
+"""Numerical and sampling audits, and the faults that show how much they see."""

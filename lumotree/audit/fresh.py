@@ -1,0 +1,67 @@
+"""Parts of audits that must run in a process of their own: `python -m lumotree.audit.fresh`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from lumotree.errors import LumoTreeError
+
+# What a fresh process may be asked for: module and function of lumotree.audit.
+JOBS = {
+    "component": ("component", "digests_job"),
+    "sequential": ("reference", "sequential_job"),
+    "noise": ("seeds", "noise_digest"),
+}
+
+
+class FreshProcesses:
+    """`count` processes at work on one job, side by side with each other and with this one."""
+
+    def __init__(self, job: str, given: dict[str, Any], count: int) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._places = [Path(self._folder.name) / f"{i}.json" for i in range(count)]
+        self._running = []
+        for place in self._places:
+            place.with_suffix(".in").write_text(json.dumps(given))
+            command = [sys.executable, "-m", "lumotree.audit.fresh", job, str(place)]
+            with place.with_suffix(".err").open("w") as said:
+                self._running.append(subprocess.Popen(command, stdout=said, stderr=said))
+
+    def answers(self) -> list[Any]:
+        """What each process found. Raises LumoTreeError with the last words of one that failed."""
+        try:
+            found = []
+            for process, place in zip(self._running, self._places, strict=True):
+                if process.wait() != 0:
+                    said = place.with_suffix(".err").read_text().strip().splitlines()
+                    last = said[-1] if said else f"exit code {process.returncode}"
+                    raise LumoTreeError(f"a fresh process of the audit ended with: {last}")
+                found.append(json.loads(place.read_text()))
+            return found
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Ends what still runs."""
+        for process in self._running:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        self._folder.cleanup()
+
+
+def main(job: str, out: str) -> None:
+    module, function = JOBS[job]
+    given = json.loads(Path(out).with_suffix(".in").read_text())
+    answer = getattr(import_module(f"lumotree.audit.{module}"), function)(given)
+    Path(out).write_text(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
