@@ -10,7 +10,18 @@ import typer
 from typer.core import TyperGroup
 
 from lumotree.errors import LumoTreeError
-from replay.commands import bench, breakeven, compare, corpus, export, plot, replay, report, tree
+from replay.commands import (
+    bench,
+    breakeven,
+    compare,
+    corpus,
+    export,
+    plot,
+    replay,
+    report,
+    serve,
+    tree,
+)
 
 INTERRUPTED = 130
 
@@ -70,6 +81,7 @@ report.register(app)
 export.register(app)
 corpus.register(app)
 tree.register(app)
+serve.register(app)
 bench.register(app)
 
 

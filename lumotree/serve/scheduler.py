@@ -1,0 +1,219 @@
+"""Who decodes when: a bounded queue, and one worker thread that owns the model.
+
+Active requests take turns, one piece of work each (a chunk of a prompt, or one decode step), so
+none starves and a cancelled one is gone before its next turn. What a request answers does not
+depend on what else runs: slots share weights and nothing else. Several requests in one forward
+are a later step.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from lumotree.errors import LumoTreeError
+from lumotree.request import Generation, SamplingParams
+from lumotree.serve.errors import ApiError
+
+if TYPE_CHECKING:
+    from lumotree.serve.metrics import Metrics
+    from lumotree.serve.slots import Slot
+
+log = logging.getLogger("lumotree.serve")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What one step emitted: token ids, the text that became certain, log probabilities."""
+
+    ids: tuple[int, ...]
+    text: str
+    logprobs: tuple = ()
+
+
+@dataclass(frozen=True)
+class Done:
+    """The end of a request that was served."""
+
+    generation: Generation
+
+
+Event = Tokens | Done | ApiError
+
+
+@dataclass(eq=False)
+class Job:
+    """One request for one choice. `deliver` is called from the worker thread with each event,
+    the last of which is Done or an ApiError; after `cancel` it may be neither.
+
+    arrived and deadline are time.monotonic() seconds.
+    """
+
+    prompt_ids: Sequence[int]
+    params: SamplingParams
+    deliver: Callable[[Event], None]
+    deadline: float
+    logprobs: int | None = None
+    arrived: float = field(default_factory=time.monotonic)
+    ended: ApiError | None = None  # set by whoever ends it early
+    first_at: float | None = None
+    counted: dict[str, int] = field(default_factory=dict)
+
+    def cancel(self, reason: ApiError | None = None) -> None:
+        """Ends the request before its next turn. Any thread may call it, more than once."""
+        self.ended = self.ended or reason or ApiError(499, "the client went away")
+
+
+class Scheduler:
+    """Admits jobs into slots, first come first served, and turns them round-robin."""
+
+    def __init__(self, slots: Sequence[Slot], queue: int, metrics: Metrics) -> None:
+        self._free = list(slots)
+        self.capacity = len(slots) + queue
+        self._waiting: deque[Job] = deque()
+        self._active: list[tuple[Job, Slot]] = []
+        self._metrics = metrics
+        self._changed = threading.Condition()
+        self._draining = self._stopped = False
+        self._thread = threading.Thread(target=self._work, name="decoder", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Active and waiting requests."""
+        with self._changed:
+            return len(self._active), len(self._waiting)
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Takes all jobs or none. Raises ApiError: 429 when the queue is full, 503 at the end."""
+        with self._changed:
+            if self._draining or self._stopped:
+                raise ApiError(503, "the server is shutting down", code="shutting_down")
+            if len(self._active) + len(self._waiting) + len(jobs) > self.capacity:
+                self._metrics.refused("queue_full")
+                raise ApiError(
+                    429,
+                    f"the queue is full ({self.capacity} requests under way); try again later",
+                    code="queue_full",
+                    headers={"retry-after": "1"},
+                )
+            self._waiting.extend(jobs)
+            self._changed.notify()
+
+    def drain(self) -> None:
+        """Refuses new jobs; those taken go on."""
+        with self._changed:
+            self._draining = True
+            self._changed.notify()
+
+    def stop(self, reason: str = "the server was stopped") -> None:
+        """Ends every job with a 503 and the thread after them."""
+        with self._changed:
+            self._draining = self._stopped = True
+            for job in [*self._waiting, *(job for job, _ in self._active)]:
+                job.cancel(ApiError(503, reason, code="shutting_down"))
+            self._changed.notify()
+
+    def join(self, timeout_s: float | None = None) -> None:
+        self._thread.join(timeout_s)
+
+    def _work(self) -> None:
+        while self._admit():
+            for job, slot in list(self._active):
+                self._turn(job, slot)
+            self._expire_waiting()
+
+    def _admit(self) -> bool:
+        """Waits for work and fills free slots; False once stopped and empty."""
+        with self._changed:
+            while not self._waiting and not self._active:
+                if self._stopped:
+                    return False
+                self._changed.wait()
+            while self._waiting and self._free:
+                job, slot = self._waiting.popleft(), self._free.pop()
+                slot.open(job.prompt_ids, job.params, job.logprobs)
+                self._active.append((job, slot))
+        return True
+
+    def _turn(self, job: Job, slot: Slot) -> None:
+        """One piece of a job's work, or its end."""
+        if self._ended(job):
+            self._close(job, slot)
+            job.deliver(job.ended)
+            return
+        try:
+            slot.advance()
+            if slot.run is None:
+                return
+            self._count(job, slot)
+            self._hand_out(job, slot)
+            if slot.finished:
+                generation = slot.result()
+                self._hand_out(job, slot)
+                self._metrics.finished(job, generation)
+                self._close(job, slot, done=True)
+                job.deliver(Done(generation))
+        except LumoTreeError as error:
+            self._fail(job, slot, ApiError(400, str(error)))
+        except Exception as error:
+            log.exception("a request failed")
+            self._fail(job, slot, ApiError(500, f"decoding failed: {type(error).__name__}"))
+
+    def _fail(self, job: Job, slot: Slot, reason: ApiError) -> None:
+        job.ended = reason
+        self._close(job, slot)
+        job.deliver(reason)
+
+    def _ended(self, job: Job) -> bool:
+        if job.ended is None and time.monotonic() > job.deadline:
+            job.ended = ApiError(504, "the request took longer than the server allows")
+        return job.ended is not None
+
+    def _expire_waiting(self) -> None:
+        """Waiting jobs that were cancelled or ran out of time leave the queue."""
+        with self._changed:
+            gone = [job for job in self._waiting if self._ended(job)]
+            for job in gone:
+                self._waiting.remove(job)
+        for job in gone:
+            self._metrics.failed(job.ended.status)
+            job.deliver(job.ended)
+
+    def _count(self, job: Job, slot: Slot) -> None:
+        """Adds what this turn did to the counters."""
+        if job.first_at is None:
+            job.first_at = time.monotonic()
+            self._metrics.first_token(job, slot.run)
+        self._metrics.step(job, slot.run)
+
+    @staticmethod
+    def _hand_out(job: Job, slot: Slot) -> None:
+        ids, text = slot.run.fresh
+        if ids or text:
+            job.deliver(Tokens(ids, text, slot.logprobs))
+
+    def _close(self, job: Job, slot: Slot, done: bool = False) -> None:
+        if slot.run is not None:
+            self._metrics.phases(slot.run)
+        if not done:
+            self._metrics.failed(job.ended.status)
+        slot.close()
+        with self._changed:
+            self._active.remove((job, slot))
+            self._free.append(slot)
