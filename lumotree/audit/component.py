@@ -72,8 +72,8 @@ class ComponentPlan:
             for i, role in enumerate(roles)
         ]
 
-    def case(self, seed: int, device: torch.device) -> Case:
-        return Case(self.geometry, active_tree(self.tree), device, seed=seed)
+    def case(self, seed: int, device: torch.device, audited: int | None = None) -> Case:
+        return Case(self.geometry, active_tree(self.tree), device, seed, audited)
 
 
 def audit_component(
@@ -148,8 +148,8 @@ def measure(case: Case, verifier: Verifier, poisoned: bool = False) -> Measured:
             _poison(verifier, path)
         verifier.publish(states, path)
         verifier.flush(states)
-        published.append(states[: case.audited].clone())
-    return Measured(outputs[: case.audited], torch.stack(published))
+        published.append(states.clone())
+    return Measured(outputs, torch.stack(published))
 
 
 def _poison(verifier: Verifier, path: Path) -> None:
@@ -289,7 +289,7 @@ def digests_job(job: dict) -> list[list[dict[str, str]]]:
     plan = ComponentPlan(**fields | {"geometry": Geometry(**fields["geometry"])})
     found = []
     for seed in job["seeds"]:
-        case = plan.case(seed, torch.device(job["device"]))
+        case = plan.case(seed, torch.device(job["device"]), audited=0)
         runs = range(REPEATS)
         found.append(
             [
