@@ -22,7 +22,7 @@ from lumotree.ops.linear_kernels import (
     sum_kernel,
     swiglu_kernel,
 )
-from lumotree.ops.reference import Norm
+from lumotree.ops.reference import Norm, swiglu
 
 # Rows the kernels take; more of them (a prompt) go to torch.mm.
 MAX_ROWS = 128
@@ -69,6 +69,15 @@ def _early(device: torch.device) -> bool:
 
 def _aligned(x: Tensor) -> bool:
     return x.data_ptr() % 16 == 0 and x.stride(0) * x.element_size() % 16 == 0
+
+
+def _checked(x: Tensor, weight: Tensor) -> Tensor:
+    """x with contiguous K; raises ValueError if it and the weight do not fit."""
+    if x.shape[1] != weight.shape[1]:
+        raise ValueError(f"rows of {x.shape[1]} values for a weight of {weight.shape[1]} columns")
+    if x.dtype != weight.dtype:
+        raise ValueError(f"rows in {x.dtype} for a weight in {weight.dtype}")
+    return x if x.stride(1) == 1 else x.contiguous()
 
 
 def _operands(x: Tensor, weight: Tensor, block: Block):
@@ -119,7 +128,9 @@ def linear(
     x: Tensor, packed: Tensor, out_dtype: torch.dtype | None = None, block: Block | None = None
 ) -> Tensor:
     """x [rows, K], packed [N, K] -> [rows, N] in out_dtype (x's), rounded once from float32."""
-    dtype = out_dtype or x.dtype
+    x, dtype = _checked(x, packed), out_dtype or x.dtype
+    if x.shape[0] > MAX_ROWS:
+        return torch.mm(x, packed.t()).to(dtype)
     block = block or choose(packed.shape, x)
     out = _product(x, packed, block, dtype)
     if block.splits == 1:
@@ -135,7 +146,9 @@ def linear(
 
 def linear_swiglu(x: Tensor, packed: Tensor, block: Block | None = None) -> Tensor:
     """x [rows, K], packed [2 F, K] (gate, then up) -> silu(gate) * up, [rows, F]."""
-    rows, n = x.shape[0], packed.shape[0] // 2
+    x, rows, n = _checked(x, packed), x.shape[0], packed.shape[0] // 2
+    if rows > MAX_ROWS:
+        return swiglu(torch.mm(x, packed.t()))
     block = block or choose(packed.shape, x)
     out = torch.empty(rows, n, dtype=x.dtype, device=x.device)
     sources, _, options = _operands(x, packed, block)
@@ -157,8 +170,11 @@ def linear_add_norm(
     residual: Tensor, x: Tensor, packed: Tensor, norm: Norm, block: Block | None = None
 ) -> tuple[Tensor, Tensor]:
     """residual [rows, N] + x @ packed^T, rounded once, and its RMSNorm; both in x's dtype."""
+    x, (rows, width) = _checked(x, packed), residual.shape
+    if rows > MAX_ROWS:
+        total = torch.addmm(residual, x, packed.t())
+        return total, rms_norm(total, norm)
     block = block or choose(packed.shape, x)
-    rows, width = residual.shape
     early = block.early and _early(x.device)
     partial = _product(x, packed, block, torch.float32)
     total, normed = torch.empty_like(residual), torch.empty_like(residual)
@@ -179,4 +195,4 @@ def rms_norm(x: Tensor, norm: Norm, early: bool = True) -> Tensor:
 
 
 def choose(shape: tuple[int, int], x: Tensor) -> Block:
-    return Block(128, 64, stages=5, tma=False)
+    return Block(64, 64, stages=3)

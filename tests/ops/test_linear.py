@@ -1,0 +1,198 @@
+"""Skinny-M products and norms against their definitions; in the interpreter, and on CUDA.
+
+The interpreter rounds float32 to bfloat16 toward zero, so bfloat16 is compared to within one
+unit in the last place of every rounding; exact cases use small integers.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from lumotree.ops import reference
+
+pytest.importorskip("triton")
+
+from lumotree.ops import linear as ops  # noqa: E402
+from lumotree.ops.linear import Block  # noqa: E402
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICES = [
+    pytest.param("cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="runs in a child")),
+    pytest.param(
+        "cuda",
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+        ],
+    ),
+]
+TYPES = [torch.float32, torch.bfloat16]
+# Rows, N, K, shares of K: one row; odd sizes; K that no block divides; more rows than 16.
+CASES = [(1, 64, 64, 1), (3, 100, 144, 2), (17, 72, 200, 3), (28, 130, 96, 1)]
+BLOCK = Block(64, 32, stages=3)
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2.0**-7}
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """Fresh buffers hold NaN, so that an element nobody writes is seen."""
+    empty = torch.empty
+
+    def nan(*size, **options):
+        made = empty(*size, **options)
+        return made.fill_(float("nan")) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch, "empty", nan)
+    monkeypatch.setattr(torch, "empty_like", lambda x: x.new_full(x.shape, float("nan")))
+
+
+def draw(shape, dtype, device, seed, scale=1.0):
+    source = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, generator=source) * scale).to(device, dtype)
+
+
+def integers(shape, dtype, device, seed):
+    source = torch.Generator().manual_seed(seed)
+    return torch.randint(-2, 3, shape, generator=source).to(device, dtype)
+
+
+def close(got, want, dtype, roundings=1):
+    scale = want.double().abs().max().clamp_min(1)
+    limit = roundings * TOLERANCE[dtype]
+    torch.testing.assert_close(got.double(), want.double(), rtol=limit, atol=float(scale) * limit)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", TYPES, ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("case", CASES, ids=lambda c: "x".join(map(str, c)))
+@pytest.mark.parametrize("tma", [True, False], ids=["tma", "pointers"])
+def test_products_meet_their_definitions(device, dtype, case, tma):
+    rows, n, k, splits = case
+    block = replace(BLOCK, splits=splits, tma=tma)
+    x, weight = draw((rows, k), dtype, device, 0), draw((n, k), dtype, device, 1, k**-0.5)
+    packed = ops.pack(weight)
+    product = x.double() @ weight.double().t()
+    close(ops.linear(x, packed, block=block), product, dtype)
+    logits = ops.linear(x, packed, torch.float32, block)
+    assert logits.dtype == torch.float32
+    close(logits, product, torch.float32, 2)
+    if splits == 1:
+        want = reference.swiglu(product.to(dtype).clone())
+        close(ops.linear_swiglu(x, packed, block), want, dtype, 4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", TYPES, ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("case", CASES, ids=lambda c: "x".join(map(str, c)))
+def test_add_and_norm_meet_their_definitions(device, dtype, case):
+    rows, n, k, splits = case
+    block = replace(BLOCK, splits=splits)
+    x, weight = draw((rows, k), dtype, device, 0), draw((n, k), dtype, device, 1, k**-0.5)
+    residual = draw((rows, n), dtype, device, 2, 8)
+    norm = reference.Norm.of(1 + draw((n,), torch.float32, device, 3, 0.1), 1e-6)
+    total, normed = ops.linear_add_norm(residual, x, ops.pack(weight), norm, block)
+    close(total, residual.double() + x.double() @ weight.double().t(), dtype)
+    close(normed, reference.rms_norm(total, norm), dtype)
+    assert torch.equal(ops.rms_norm(total, norm), normed)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("splits", [1, 2])
+def test_exact_sums_are_rounded_once(device, splits):
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    x, weight = integers((5, 160), dtype, device, 0), integers((72, 160), dtype, device, 1)
+    residual = draw((5, 72), dtype, device, 2)
+    norm = reference.Norm.of(torch.ones(72, device=device), 1e-6)
+    block = replace(BLOCK, splits=splits)
+    product = x.double() @ weight.double().t()
+    assert torch.equal(ops.linear(x, weight, block=block), product.to(dtype))
+    total, _ = ops.linear_add_norm(residual, x, weight, norm, block)
+    assert torch.equal(total, (residual.float() + product.float()).to(dtype))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("splits", [1, 3])
+def test_a_rows_bits_depend_on_nothing_else(device, splits):
+    """Neither on the row count, nor its index, nor NaN in its neighbours.
+
+    In the interpreter BLAS multiplies, whose bits do depend on the padded row count: there only
+    counts of one padding are compared.
+    """
+    dtype = torch.bfloat16
+    most, fewer = (16, (1, 2, 5, 11)) if device == "cpu" else (128, (1, 2, 16, 17, 28, 33, 64, 65))
+    block = replace(BLOCK, splits=splits)
+    x, weight = draw((most, 160), dtype, device, 0), draw((80, 160), dtype, device, 1)
+    residual = draw((most, 80), dtype, device, 2)
+    norm = reference.Norm.of(torch.ones(80, device=device), 1e-6)
+
+    def outputs(x, residual):
+        found = [ops.linear(x, weight, block=block)]
+        found += ops.linear_add_norm(residual, x, weight, norm, block)
+        return found + ([ops.linear_swiglu(x, weight, block)] if splits == 1 else [])
+
+    full = outputs(x, residual)
+    for rows in fewer:
+        shifted = slice(most - rows, most)
+        for part in (slice(0, rows), shifted):
+            some = outputs(x[part].contiguous(), residual[part].contiguous())
+            for got, whole in zip(some, full, strict=True):
+                assert torch.equal(got, whole[part])
+    x[1:] = float("nan")
+    for got, whole in zip(outputs(x, residual), full, strict=True):
+        assert torch.equal(got[:1], whole[:1])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_may_be_a_slice_of_wider_ones(device):
+    wide = draw((4, 144), torch.float32, device, 0)
+    weight = draw((64, 64), torch.float32, device, 1)
+    for first in (0, 1, 80):  # the second is not 16-byte aligned
+        x = wide[:, first : first + 64]
+        got = ops.linear(x, weight, block=BLOCK)
+        assert torch.equal(got, ops.linear(x.contiguous(), weight, block=BLOCK))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_many_rows_are_the_librarys(device):
+    x = draw((ops.MAX_ROWS + 1, 32), torch.float32, device, 0)
+    weight = draw((48, 32), torch.float32, device, 1)
+    close(ops.linear(x, weight), x.double() @ weight.double().t(), torch.float32, 4)
+    norm = reference.Norm.of(torch.ones(24, device=device), 1e-6)
+    residual = draw((x.shape[0], 24), torch.float32, device, 2)
+    got = ops.linear_swiglu(x, weight)
+    close(got, reference.swiglu(x @ weight.t()), torch.float32, 4)
+    total, normed = ops.linear_add_norm(residual, x, weight[:24], norm)
+    close(total, residual.double() + x.double() @ weight[:24].double().t(), torch.float32, 4)
+    close(normed, reference.rms_norm(total, norm), torch.float32)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_shapes_that_do_not_fit_are_named(device):
+    x, weight = torch.zeros(2, 32, device=device), torch.zeros(48, 40, device=device)
+    with pytest.raises(ValueError, match="32.*40"):
+        ops.linear(x, weight)
+    with pytest.raises(ValueError, match="float32.*bfloat16"):
+        ops.linear(x, torch.zeros(48, 32, device=device, dtype=torch.bfloat16))
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the child itself")
+def test_in_the_interpreter():
+    """All of the above on CPU tensors, in a child whose Triton interprets."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-m", "not gpu", __file__],
+        env=environment,
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
