@@ -1,0 +1,333 @@
+"""Triton kernels of the attention of a verification step: prepare, prefix, tail, combine, move.
+
+Keys are cut at absolute positions into chunks, and a chunk into blocks. A chunk's partial result
+(peak, mass, weighted sum) is an online softmax over its blocks in order, from a fresh start; the
+partials of a row are combined in chunk order. `prefix_kernel` runs the full blocks of the prefix
+for all rows at once; `tail_kernel` continues the last chunk for one row, over keys gathered in
+path order, so that a key stands in the block and the column of its absolute position. Both are
+made of `_block` on tiles of one instruction shape. So a row's bits are those of a root-only step
+on a cache that holds its path in line: whatever the tree, the row count or the launch.
+
+Layouts: q [rows, heads, d]; projected [rows, q | k | v | gate] with (2 heads + 2 kv heads) d
+columns; keys and values of one layer [kv_heads, slots, d]. Partials float32: sums
+[chunks, kv_heads, queries, d], stats (peak, mass) [2, chunks, kv_heads, queries], where query
+row * group + g is query head g of a key head's group. `length` int32 [1] is the prefix m; row r
+stands at position m + depth[r], and its key of depth j lies in slot m + path[r, j].
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _begin(PDL: tl.constexpr):
+    """Waits for the kernel in front, then lets the next one start. First thing in every kernel:
+    a kernel that ended without waiting would free its successor from waiting for both."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@triton.jit
+def _block(q, key, value, seen, peak, mass, total, MASK: tl.constexpr, PRECISION: tl.constexpr):
+    """One block of the online softmax; unseen keys (and their values) enter as exact zeros.
+
+    q [TILE, D], key and value [BLOCK, D], seen bool [BLOCK], read only if MASK; peak and mass
+    [TILE], total [TILE, D] float32. Fused multiply-adds are spelled out, so that no compiler
+    decides them differently in two kernels.
+    """
+    scores = tl.dot(q, tl.trans(key), input_precision=PRECISION)
+    if MASK:
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+    top = tl.maximum(peak, tl.max(scores, 1))
+    base = tl.where(top == float("-inf"), 0.0, top)
+    shift = tl.broadcast_to((base * -LOG2_E)[:, None], scores.shape)
+    weights = tl.exp2(tl.fma(scores, tl.full(scores.shape, LOG2_E, tl.float32), shift))
+    fall = tl.exp2((peak - base) * LOG2_E)
+    mass = mass * fall + tl.sum(weights, 1)
+    total = tl.dot(weights.to(value.dtype), value, total * fall[:, None], input_precision=PRECISION)
+    return top, mass, total
+
+
+@triton.jit(do_not_specialize=["count", "slots"])
+def prepare_kernel(
+    projected_ptr,
+    scale_ptr,  # float32 [heads + kv_heads, d]
+    eps_ptr,  # float32 [1]
+    rope_ptr,  # [positions, 2, d]
+    partner_ptr,  # int64 [d]
+    length_ptr,
+    depth_ptr,  # int32 [rows]
+    slot_ptr,  # int32 [rows]
+    q_ptr,
+    key_ptr,
+    value_ptr,
+    count,  # rows that write keys and values
+    slots,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: one row and one head of q, k or v. Norm, rotation, cache writes."""
+    _begin(PDL)
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    dim = tl.arange(0, D)
+    source = projected_ptr + (row * (2 * HEADS + 2 * KV_HEADS) + head) * D
+    length = tl.load(length_ptr)
+    slot = length + tl.load(slot_ptr + row)
+    keep = tl.full([D], row < count, tl.int1)
+    x = tl.load(source + dim)
+    if head < HEADS + KV_HEADS:
+        other = tl.load(partner_ptr + dim)
+        x32 = x.to(tl.float32)
+        y32 = tl.load(source + other).to(tl.float32)
+        inverse = tl.rsqrt(tl.sum(x32 * x32, 0) + tl.load(eps_ptr))
+        scale = scale_ptr + head * D
+        x32 = (x32 * inverse * tl.load(scale + dim)).to(x.dtype).to(tl.float32)
+        y32 = (y32 * inverse * tl.load(scale + other)).to(x.dtype).to(tl.float32)
+        angle = rope_ptr + (length + tl.load(depth_ptr + row)) * (2 * D) + dim
+        cos = tl.load(angle).to(tl.float32)
+        sin = tl.load(angle + D).to(tl.float32)
+        straight = (x32 * cos).to(x.dtype).to(tl.float32)
+        turned = tl.fma(y32, sin, straight).to(x.dtype)
+        if head < HEADS:
+            tl.store(q_ptr + (row * HEADS + head) * D + dim, turned)
+        else:
+            tl.store(key_ptr + ((head - HEADS) * slots + slot) * D + dim, turned, mask=keep)
+    else:
+        # A draft row that overflowed would reach its siblings as 0 * inf.
+        finite = tl.where(tl.abs(x.to(tl.float32)) < float("inf"), x, 0.0).to(x.dtype)
+        place = ((head - HEADS - KV_HEADS) * slots + slot) * D
+        tl.store(value_ptr + place + dim, finite, mask=keep)
+
+
+@triton.jit(do_not_specialize=["queries", "slots", "chunks"])
+def prefix_kernel(
+    q_ptr,
+    key_ptr,
+    value_ptr,
+    length_ptr,
+    sum_ptr,
+    stat_ptr,
+    queries,
+    slots,
+    chunks,
+    GROUP: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    FIRST: tl.constexpr,  # keys before this position exist for nobody
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: a tile of queries of one key head, the full blocks of one chunk.
+
+    Tiles of a head are neighbours in the grid, so that they read a chunk from L2 together.
+    """
+    _begin(PDL)
+    head = tl.program_id(1)
+    chunk = tl.program_id(2)
+    full = tl.load(length_ptr) // BLOCK * BLOCK
+    begin = chunk * CHUNK
+    if begin >= full:
+        return
+    dim = tl.arange(0, D)
+    query = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    live = query < queries
+    at = ((query // GROUP) * (KV_HEADS * GROUP) + head * GROUP + query % GROUP) * D
+    q = tl.load(q_ptr + at[:, None] + dim[None, :], mask=live[:, None], other=0.0)
+    column = tl.arange(0, BLOCK)
+    tile = head * slots * D + column[:, None] * D + dim[None, :]
+    peak = tl.full([TILE], float("-inf"), tl.float32)
+    mass = tl.zeros([TILE], tl.float32)
+    total = tl.zeros([TILE, D], tl.float32)
+    for first in tl.range(begin, tl.minimum(begin + CHUNK, full), BLOCK, num_stages=STAGES):
+        seen = first + column >= FIRST
+        if FIRST > 0:
+            key = tl.load(key_ptr + first * D + tile, mask=seen[:, None], other=0.0)
+            value = tl.load(value_ptr + first * D + tile, mask=seen[:, None], other=0.0)
+        else:
+            key = tl.load(key_ptr + first * D + tile)
+            value = tl.load(value_ptr + first * D + tile)
+        peak, mass, total = _block(
+            q, key, value, seen, peak, mass, total, MASK=FIRST > 0, PRECISION=PRECISION
+        )
+    place = (chunk * KV_HEADS + head) * queries + query
+    tl.store(stat_ptr + place, peak, mask=live)
+    tl.store(stat_ptr + chunks * KV_HEADS * queries + place, mass, mask=live)
+    tl.store(sum_ptr + place[:, None] * D + dim[None, :], total, mask=live[:, None])
+
+
+@triton.jit(do_not_specialize=["queries", "slots", "chunks", "steps"])
+def tail_kernel(
+    q_ptr,
+    key_ptr,
+    value_ptr,
+    length_ptr,
+    depth_ptr,  # int32 [rows]
+    path_ptr,  # int32 [rows, steps]
+    sum_ptr,
+    stat_ptr,
+    queries,
+    slots,
+    chunks,
+    steps,
+    GROUP: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    FIRST: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: one row and key head, from the last full block of the prefix to itself.
+
+    The last chunk is resumed from what `prefix_kernel` left of it and stored in its place; a
+    chunk that the path enters starts afresh.
+    """
+    _begin(PDL)
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    length = tl.load(length_ptr)
+    own = length + tl.load(depth_ptr + row)
+    full = length // BLOCK * BLOCK
+    dim = tl.arange(0, D)
+    index = tl.arange(0, TILE)
+    live = index < GROUP
+    query = row * GROUP + index
+    at = (row * (KV_HEADS * GROUP) + head * GROUP + index) * D
+    q = tl.load(q_ptr + at[:, None] + dim[None, :], mask=live[:, None], other=0.0)
+    column = tl.arange(0, BLOCK)
+    for chunk in range(full // CHUNK, own // CHUNK + 1):
+        begin = tl.maximum(chunk * CHUNK, full)
+        resumed = live & (begin > chunk * CHUNK)
+        place = (chunk * KV_HEADS + head) * queries + query
+        masses = stat_ptr + chunks * KV_HEADS * queries + place
+        sums = sum_ptr + place[:, None] * D + dim[None, :]
+        peak = tl.load(stat_ptr + place, mask=resumed, other=float("-inf"))
+        mass = tl.load(masses, mask=resumed, other=0.0)
+        total = tl.load(sums, mask=resumed[:, None], other=0.0)
+        for first in range(begin, tl.minimum(chunk * CHUNK + CHUNK, own + 1), BLOCK):
+            position = first + column
+            seen = (position <= own) & (position >= FIRST)
+            step = position - length
+            on_path = seen & (step >= 0)
+            slot = tl.load(path_ptr + row * steps + step, mask=on_path, other=0)
+            slot = tl.where(on_path, length + slot, position)
+            tile = (head * slots + slot)[:, None] * D + dim[None, :]
+            key = tl.load(key_ptr + tile, mask=seen[:, None], other=0.0)
+            value = tl.load(value_ptr + tile, mask=seen[:, None], other=0.0)
+            peak, mass, total = _block(
+                q, key, value, seen, peak, mass, total, MASK=True, PRECISION=PRECISION
+            )
+        tl.store(stat_ptr + place, peak, mask=live)
+        tl.store(masses, mass, mask=live)
+        tl.store(sums, total, mask=live[:, None])
+
+
+@triton.jit(do_not_specialize=["count", "queries", "chunks"])
+def combine_kernel(
+    projected_ptr,
+    length_ptr,
+    depth_ptr,  # int32 [rows]
+    sum_ptr,
+    stat_ptr,
+    out_ptr,  # [rows, heads, d]
+    count,  # rows that are not padding; the others get zeros
+    queries,
+    chunks,
+    GROUP: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    CHUNK: tl.constexpr,
+    AHEAD: tl.constexpr,  # partials loaded at once
+    PDL: tl.constexpr,
+):
+    """One program: one row and query head. Partials in chunk order, then the gate."""
+    _begin(PDL)
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    dim = tl.arange(0, D)
+    out = out_ptr + (row * (KV_HEADS * GROUP) + head) * D + dim
+    dtype: tl.constexpr = out_ptr.dtype.element_ty
+    if row >= count:
+        tl.store(out, tl.zeros([D], dtype))
+        return
+    gate_at = (row * (2 * KV_HEADS * GROUP + 2 * KV_HEADS) + KV_HEADS * GROUP + 2 * KV_HEADS) * D
+    gate = tl.load(projected_ptr + gate_at + head * D + dim).to(tl.float32)
+    parts = (tl.load(length_ptr) + tl.load(depth_ptr + row)) // CHUNK + 1
+    query = (head // GROUP) * queries + row * GROUP + head % GROUP
+    stride = KV_HEADS * queries
+    stat_ptr += query
+    masses = stat_ptr + chunks * stride
+    sum_ptr += query * D + dim
+    ahead = tl.arange(0, 32)
+    peaks = tl.full([32], float("-inf"), tl.float32)
+    for first in range(0, parts, 32):
+        mask = first + ahead < parts
+        peaks = tl.maximum(
+            peaks, tl.load(stat_ptr + (first + ahead) * stride, mask=mask, other=float("-inf"))
+        )
+    top = tl.max(peaks, 0)
+    mass = 0.0
+    total = tl.zeros([D], tl.float32)
+    for first in range(0, parts, AHEAD):
+        for i in tl.static_range(AHEAD):
+            there = first + i < parts
+            at = (first + i) * stride
+            peak = tl.load(stat_ptr + at, mask=there, other=float("-inf"))
+            weight = tl.exp2((peak - top) * LOG2_E)
+            mass += weight * tl.load(masses + at, mask=there, other=0.0)
+            total += weight * tl.load(
+                sum_ptr + at * D, mask=tl.full([D], there, tl.int1), other=0.0
+            )
+    rounded = (total / mass).to(dtype).to(tl.float32)
+    opened = tl.sigmoid(gate).to(dtype).to(tl.float32)
+    tl.store(out, (rounded * opened).to(dtype))
+
+
+@triton.jit(do_not_specialize=["slots"])
+def move_kernel(
+    key_ptr,  # [layers, kv_heads, slots, d], contiguous
+    value_ptr,
+    path_ptr,  # int32: rows from the root
+    count_ptr,  # int32 [1]
+    slot_ptr,  # int32 [rows]
+    length_ptr,
+    slots,
+    D: tl.constexpr,
+    ROWS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: one layer and head of keys or values; slot m + slot[path[i]] -> m + i.
+
+    Sources ascend and lie at or after their places, so a tile of rows may be read before it is
+    written, and written before the next is read.
+    """
+    _begin(PDL)
+    side_ptr = key_ptr if tl.program_id(1) == 0 else value_ptr
+    length = tl.load(length_ptr)
+    base = side_ptr + tl.program_id(0).to(tl.int64) * slots * D
+    dim = tl.arange(0, D)
+    count = tl.load(count_ptr)
+    for first in range(0, count, ROWS):
+        place = first + tl.arange(0, ROWS)
+        row = tl.load(path_ptr + place, mask=place < count, other=0)
+        source = tl.load(slot_ptr + row)
+        moved = ((place < count) & (source != place))[:, None]
+        at = (length + source)[:, None] * D + dim[None, :]
+        rows = tl.load(base + at, mask=moved)
+        tl.debug_barrier()  # other threads' stores may hit what is read here
+        tl.store(base + (length + place)[:, None] * D + dim[None, :], rows, mask=moved)
