@@ -1,7 +1,7 @@
 """Prefill on a device: checks, parts timed at the 27B geometry, and a whole synthetic prefill.
 
   python scripts/device/prefill.py --out DIR                 all of it, under 100 s
-  python scripts/device/prefill.py --out DIR --only checks   one part: checks, parts, whole
+  python scripts/device/prefill.py --out DIR --only checks   or whole, parts, float32
 
 Writes DIR/prefill.json after every step, so that a run cut short keeps what it had. The whole
 prefill has weights of all 64 layers, random; products are torch.mm.
@@ -82,17 +82,19 @@ def error(found: Tensor, want: Tensor) -> float:
     return ((found.double() - want.double()).norm() / want.double().norm()).item()
 
 
+def delta_errors(say, dtype: torch.dtype, bound: float) -> None:
+    for n, repeated in ((1, False), (63, False), (500, False), (500, True)):
+        inputs = delta_inputs(n, repeated, dtype)
+        want, end = exact_delta(*inputs)
+        state = inputs[5].clone()
+        out = torch.full((n, HEADS, DIM), float("nan"), device="cuda")
+        prefill.delta_chunk(*inputs[:5], state, out=out)
+        errors = error(out, want), error(state, end)
+        say("delta", str(dtype), n, repeated, errors=errors, ok=max(errors) <= bound)
+
+
 def check_delta(say) -> None:
-    for dtype in (BF16, torch.float32):
-        for n, repeated in ((1, False), (63, False), (500, False), (500, True)):
-            inputs = delta_inputs(n, repeated, dtype)
-            want, end = exact_delta(*inputs)
-            state = inputs[5].clone()
-            out = torch.full((n, HEADS, DIM), float("nan"), device="cuda")
-            prefill.delta_chunk(*inputs[:5], state, out=out)
-            errors = error(out, want), error(state, end)
-            bound = 2e-3 if dtype == BF16 else 5e-5
-            say("delta", str(dtype), n, repeated, errors=errors, ok=max(errors) <= bound)
+    delta_errors(say, BF16, 2e-3)
     inputs = delta_inputs(1000)
     runs = []
     for n, launch in ((1000, None), (1000, None), (937, None), (1000, DELTA_LAUNCHES[1])):
@@ -112,20 +114,17 @@ def attention_inputs(n: int, start: int, slots: int, dtype: torch.dtype = BF16):
     return q, keys, values
 
 
+def attention_error(say, dtype, n: int, start: int, first: int, bound: float) -> None:
+    q, keys, values = attention_inputs(n, start, 4096, dtype)
+    shown = (x[:, : start + n].float() for x in (keys, values))
+    want = reference.prefill_attention(q.float(), *shown, start, first)
+    far = error(prefill.prefill_attention(q, keys, values, start, first), want)
+    say("attention", str(dtype), n, start, first, error=far, ok=far <= bound)
+
+
 def check_attention(say) -> None:
-    for dtype, n, start, first in (
-        (BF16, 1, 0, 1),
-        (BF16, 300, 0, 0),
-        (BF16, 517, 700, 1),
-        (BF16, 200, 3000, 0),
-        (torch.float32, 150, 70, 1),
-    ):
-        q, keys, values = attention_inputs(n, start, 4096, dtype)
-        shown = (x[:, : start + n].float() for x in (keys, values))
-        want = reference.prefill_attention(q.float(), *shown, start, first)
-        found = prefill.prefill_attention(q, keys, values, start, first)
-        far = error(found, want)
-        say("attention", str(dtype), n, start, first, error=far, ok=far <= 6e-3)
+    for n, start, first in ((1, 0, 1), (300, 0, 0), (517, 700, 1), (200, 3000, 0)):
+        attention_error(say, BF16, n, start, first, 6e-3)
     q, keys, values = attention_inputs(900, 0, 1024)
     whole = prefill.prefill_attention(q, keys, values, 0)
     same = [
@@ -133,6 +132,11 @@ def check_attention(say) -> None:
         for a, b in ((0, 899), (1, 2), (300, 777), (512, 900))
     ]
     say("attention bits in other runs", ok=all(same), same=same)
+
+
+def check_float32(say) -> None:
+    attention_error(say, torch.float32, 150, 70, 1, 1e-5)
+    delta_errors(say, torch.float32, 5e-5)
 
 
 def check_rest(say) -> None:
@@ -153,11 +157,6 @@ def timed(work, repeats: int = 5) -> float:
         torch.cuda.synchronize()
         spans.append(begin.elapsed_time(end))
     return statistics.median(spans)
-
-
-def part_times(say) -> None:
-    delta_times(say)
-    attention_times(say)
 
 
 def delta_times(say) -> None:
@@ -367,7 +366,7 @@ def breakdown(say, model: Whole, x: Tensor, chunk: int) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", choices=("checks", "parts", "whole"))
+    parser.add_argument("--only", choices=("checks", "whole", "parts", "float32"))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     found: list[dict] = []
@@ -385,8 +384,9 @@ def main() -> int:
     say("device", device=torch.cuda.get_device_name(), torch=torch.__version__)
     stages = {
         "checks": (check_delta, check_attention, check_rest),
-        "parts": (part_times,),
         "whole": (whole_times,),
+        "parts": (delta_times, attention_times),
+        "float32": (check_float32,),
     }
     for name, works in stages.items():
         for work in works if options.only in (None, name) else ():
