@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,12 +11,11 @@ import torch
 from lumotree.decoder import Decoder, DecoderConfig, prefill
 from lumotree.errors import LumoTreeError
 from lumotree.exactness import PROBED_ROWS, ROW_MULTIPLES, probe_row_multiple
-from lumotree.model.checkpoint import resolve_model, weights_sha256
 from lumotree.model.hybrid import HybridModel
 from lumotree.model.runner import RowRunner
+from lumotree.model.source import ModelSource, open_source
 from lumotree.request import SamplingParams
 from lumotree.sampling import TokenHistory, gumbel_noise, process_logits
-from lumotree.state import HybridState
 from lumotree.text import ChatTokenizer
 
 __all__ = ["Decoder", "DecoderConfig", "Engine"]
@@ -29,8 +27,8 @@ ROW_MODES = ("natural", "matched")
 class Engine:
     """Weights, tokenizer and row mode shared by every in-process arm."""
 
-    def __init__(self, name: str, folder: Path, model: HybridModel, rows: str) -> None:
-        self.name, self.folder, self.model, self.rows = name, folder, model, rows
+    def __init__(self, source: ModelSource, model: HybridModel, rows: str) -> None:
+        self.source, self.model, self.rows = source, model, rows
         self.row_multiple = probe_row_multiple(model)
         self.runner = RowRunner(model, rows, self.row_multiple or ROW_MULTIPLES[0])
 
@@ -44,7 +42,7 @@ class Engine:
         rows: str = "natural",
         threads: int | None = None,
     ) -> Engine:
-        """Loads `embedded`, a folder or a hub id.
+        """Loads `embedded`, `rehearsal:SHAPE`, a folder or a hub id.
 
         dtype auto: float32 on CPU, bfloat16 on CUDA. Raises CheckpointError for a checkpoint
         that cannot be loaded, LumoTreeError for an option value that means nothing here.
@@ -63,17 +61,18 @@ class Engine:
         if threads is not None:
             torch.set_num_threads(threads)
         kind = DTYPES.get(dtype, torch.float32 if device == "cpu" else torch.bfloat16)
-        folder = resolve_model(model)
-        return cls(model, folder, HybridModel.load(folder, kind, torch.device(device)), rows)
+        source = open_source(model)
+        loaded = HybridModel.load(source, kind, torch.device(device))
+        return cls(source, loaded, rows)
 
     @cached_property
     def tokenizer(self) -> ChatTokenizer:
         """Loaded on first use. Raises CheckpointError."""
-        return ChatTokenizer.load(self.folder)
+        return ChatTokenizer.load(self.source.folder)
 
     @cached_property
-    def _weights_sha256(self) -> str:
-        return weights_sha256(self.folder)
+    def _about_weights(self) -> dict[str, Any]:
+        return {"weights_sha256": self.source.sha256(), **self.source.about()}
 
     @property
     def max_context(self) -> int:
@@ -96,8 +95,8 @@ class Engine:
     def description(self) -> dict[str, Any]:
         """What run.json says of the model and of the exactness that holds on this machine."""
         return {
-            "name": self.name,
-            "weights_sha256": self._weights_sha256,
+            "name": self.source.name,
+            **self._about_weights,
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "device": self.model.device.type,
             "rows": self.rows,
@@ -120,7 +119,7 @@ class Engine:
         """
         tokens = [*prompt_ids, *generated_ids]
         model = self.model
-        state = HybridState(model.config, len(tokens), model.dtype, model.device, mtp=False)
+        state = model.new_state(len(tokens), mtp=False)
         model.reserve(len(tokens))
         hidden = prefill(model, state, tokens)
         logits = model.logits(hidden)

@@ -1,16 +1,14 @@
-"""The hybrid trunk and its MTP head, loaded from a Hugging Face checkpoint."""
+"""The hybrid trunk and its MTP head, built from tensors taken by name."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from lumotree.errors import CheckpointError
-from lumotree.model.checkpoint import Checkpoint
 from lumotree.model.config import ModelConfig
 from lumotree.model.layers import DecoderLayer, Rows, Take, below
+from lumotree.model.source import ModelSource, Weights
 from lumotree.ops import reference as ops
 from lumotree.ops.table import Table, table_for
 from lumotree.tree import MAX_ROWS
@@ -23,7 +21,7 @@ class HybridModel:
     """Embedding, decoder layers, final norm, lm_head, and `mtp` when the checkpoint has one."""
 
     def __init__(
-        self, config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
+        self, config: ModelConfig, checkpoint: Weights, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.config, self.dtype, self.device = config, dtype, device
         self.rope: Tensor | None = None
@@ -64,13 +62,15 @@ class HybridModel:
             )
 
     @classmethod
-    def load(cls, folder: Path, dtype: torch.dtype, device: torch.device) -> HybridModel:
-        """Loads a Hugging Face folder. Raises CheckpointError naming the file, field or tensor."""
-        config = ModelConfig.from_folder(folder)
+    def load(cls, source: ModelSource, dtype: torch.dtype, device: torch.device) -> HybridModel:
+        """Loads what `open_source` found. Raises CheckpointError naming file, field or tensor."""
         try:
-            return cls(config, Checkpoint(folder), dtype, device)
+            return cls(source.config, source.weights(device, dtype), dtype, device)
         except (torch.OutOfMemoryError, MemoryError) as error:
-            raise CheckpointError(f"{folder} does not fit the memory of {device}") from error
+            raise CheckpointError(
+                f"{source.name} does not fit the memory of {device}",
+                "lumotree doctor shows what fits",
+            ) from error
 
     def embed(self, token_ids: Tensor) -> Tensor:
         return self.embedding.index_select(0, token_ids)

@@ -6,6 +6,7 @@ import torch
 from lumotree.draft import mtp
 from lumotree.model.hybrid import HybridModel
 from lumotree.model.runner import RowRunner
+from lumotree.model.source import open_source
 from lumotree.tree import tree_from_name
 from tests.core.exact import Exact
 from tests.core.support import prefill, random_tokens, relative, verify
@@ -22,7 +23,7 @@ TOLERANCE = 1e-5
 def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("exact")
     save_tiny(folder, GEOMETRY, seed=11, gain=0.5)
-    model = HybridModel.load(folder, torch.float32, torch.device("cpu"))
+    model = HybridModel.load(open_source(str(folder)), torch.float32, torch.device("cpu"))
     return model, RowRunner(model, "natural", 4), Exact(folder)
 
 

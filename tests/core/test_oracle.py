@@ -15,6 +15,7 @@ from lumotree.errors import CheckpointError
 from lumotree.model.checkpoint import EMBEDDED
 from lumotree.model.hybrid import HybridModel
 from lumotree.model.runner import RowRunner
+from lumotree.model.source import open_source
 from tests.core.support import decode, prefill, random_tokens, relative
 from tests.tiny import Geometry, oracle_logits, save_tiny
 
@@ -79,7 +80,7 @@ def test_random_geometries_agree_with_transformers(
 ):
     """To 1e-5, or four times transformers' own float32 error where a draw is ill-conditioned."""
     oracle = save_tiny(tmp_path, geometry, seed, mtp=False, multimodal=multimodal, gain=0.5)
-    model = HybridModel.load(tmp_path, torch.float32, CPU)
+    model = HybridModel.load(open_source(str(tmp_path)), torch.float32, CPU)
     tokens, ours = greedy_logits(model, random_tokens(seed, prompt_length, geometry.vocab), 64)
     theirs = oracle_logits(oracle, tokens)
     bound = max(1e-5, 4 * own_rounding(oracle, tokens, theirs))
@@ -107,7 +108,7 @@ WIDE = Geometry(hidden=64, key_dim=32, value_dim=32, head_dim=32, mlp=128)
 )
 def test_wide_heads_agree_with_transformers_to_1e5(tmp_path, geometry, prompt_length, multimodal):
     oracle = save_tiny(tmp_path, geometry, 7, mtp=False, multimodal=multimodal, gain=0.5)
-    model = HybridModel.load(tmp_path, torch.float32, CPU)
+    model = HybridModel.load(open_source(str(tmp_path)), torch.float32, CPU)
     tokens, ours = greedy_logits(model, random_tokens(7, prompt_length, geometry.vocab), 64)
     theirs = oracle_logits(oracle, tokens)
     assert relative(ours[:prompt_length], theirs[:prompt_length]) < 1e-5, "prefill"
@@ -116,7 +117,7 @@ def test_wide_heads_agree_with_transformers_to_1e5(tmp_path, geometry, prompt_le
 
 def test_the_embedded_model_agrees_with_transformers_to_1e5():
     oracle = Qwen3_5ForCausalLM.from_pretrained(EMBEDDED, dtype=torch.float32).eval()
-    model = HybridModel.load(EMBEDDED, torch.float32, CPU)
+    model = HybridModel.load(open_source("embedded"), torch.float32, CPU)
     tokens, ours = greedy_logits(model, random_tokens(7, 270, 4000), 64)
     theirs = oracle_logits(oracle, tokens)
     assert relative(ours[:270], theirs[:270]) < 1e-5, "prefill"
@@ -127,7 +128,7 @@ def test_bfloat16_stays_near_the_float32_oracle(tmp_path):
     """A bound on rounding, not on bits: the casts of the two implementations may differ."""
     oracle = save_tiny(tmp_path, Geometry(), seed=3, mtp=False, dtype=torch.bfloat16)
     tokens = random_tokens(3, 90, 97)
-    _, ours = prefill(HybridModel.load(tmp_path, torch.bfloat16, CPU), tokens)
+    _, ours = prefill(HybridModel.load(open_source(str(tmp_path)), torch.bfloat16, CPU), tokens)
     theirs = oracle_logits(oracle, tokens).float()
     exact = oracle_logits(oracle.float(), tokens)
     assert relative(ours, exact) < 1.5 * relative(theirs, exact)

@@ -9,6 +9,7 @@ from lumotree.draft import mtp
 from lumotree.engine import DecoderConfig
 from lumotree.model.hybrid import HybridModel
 from lumotree.model.runner import RowRunner
+from lumotree.model.source import open_source
 from lumotree.state import HybridState
 from lumotree.tree import tree_from_name
 from tests.core.support import (
@@ -157,7 +158,7 @@ def steady(tmp_path_factory):
     """A checkpoint that amplifies rounding little, with its oracle's logits for 65 tokens."""
     folder = tmp_path_factory.mktemp("steady")
     oracle = save_tiny(folder, Geometry(hidden=48, key_dim=16, value_dim=16), seed=2, gain=0.5)
-    model = HybridModel.load(folder, torch.float32, torch.device("cpu"))
+    model = HybridModel.load(open_source(str(folder)), torch.float32, torch.device("cpu"))
     tokens = random_tokens(8, 65, 97)
     return model, tokens, oracle_logits(oracle, tokens)
 

@@ -11,6 +11,7 @@ from lumotree.draft import mtp
 from lumotree.exactness import probe_row_multiple
 from lumotree.model.hybrid import HybridModel
 from lumotree.model.runner import RowRunner
+from lumotree.model.source import open_source
 from lumotree.tree import tree_from_name
 from tests.core.support import (
     assert_same_bits,
@@ -134,7 +135,7 @@ def test_embedded_model_rows_equal_their_paths(engines, dtype, rows, prefix):
 )
 def test_other_geometries_equal_their_paths(tmp_path, geometry, dtype):
     save_tiny(tmp_path, geometry, seed=5)
-    model = HybridModel.load(tmp_path, getattr(torch, dtype), torch.device("cpu"))
+    model = HybridModel.load(open_source(str(tmp_path)), getattr(torch, dtype), torch.device("cpu"))
     multiple = probe_row_multiple(model)
 
     class Probed:
