@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -11,11 +12,16 @@ from lumotree.request import Generation, SamplingParams
 
 @dataclass(frozen=True)
 class ArmRequest:
-    """One request, already tokenised by the run, so that every arm sees the same token ids."""
+    """One request, already tokenised by the run, so that every arm sees the same token ids.
+
+    messages and tools are for servers that take no token ids.
+    """
 
     request_id: str
     prompt_ids: tuple[int, ...]
     conversation: str | None = None
+    messages: Sequence[dict[str, Any]] | None = None
+    tools: Sequence[dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,8 @@ class ArmResult:
     `error` is None for a completed request; otherwise it is a sentence and the counts and
     times say nothing: a failed request never enters a rate. `steps` is None where the server
     does not count them. `token_ids` excludes the end-of-text token, `completion_tokens`
-    counts it. `details` holds what only this arm can say.
+    counts it. `burst_s` are the seconds between the moments at which tokens came, several of
+    them at once as may be. `details` holds what only this arm can say.
     """
 
     prompt_tokens: int = 0
@@ -42,6 +49,7 @@ class ArmResult:
     token_ids: tuple[int, ...] | None = None
     output_sha256: str | None = None
     error: str | None = None
+    burst_s: tuple[float, ...] = ()
     details: dict[str, Any] = field(default_factory=dict)
 
     @classmethod

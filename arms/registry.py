@@ -24,12 +24,26 @@ def _in_process(spec: ArmSpec, engine: Engine) -> Arm:
 
 
 def _sglang(spec: ArmSpec, engine: Engine) -> Arm:
-    from arms.http import SglangArm
+    from arms.sglang import SglangArm
 
     return SglangArm(spec)
+
+
+def _vllm(spec: ArmSpec, engine: Engine) -> Arm:
+    from arms.vllm import VllmArm
+
+    return VllmArm(spec)
+
+
+def _openai(spec: ArmSpec, engine: Engine) -> Arm:
+    from arms.openai import OpenAIArm
+
+    return OpenAIArm(spec)
 
 
 CREATORS: dict[str, Callable[[ArmSpec, Engine], Arm]] = {
     **dict.fromkeys(IN_PROCESS, _in_process),
     "sglang-eagle": _sglang,
+    "vllm-mtp": _vllm,
+    "openai": _openai,
 }

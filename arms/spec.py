@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from lumotree.errors import ArmError, LumoTreeError
 MTP_DEPTHS = (1, 3, 5, 7)
 ALL = ("ar", "mtp-5", "lumotree", "sglang-eagle")
 MAX_PASSES = 16
+APIS = ("completions", "chat")
 # tree=auto: the tree that a calibration on this machine and corpus predicted to be fastest.
 AUTO = "auto"
 
@@ -40,10 +42,10 @@ def parse_arms(texts: Iterable[str]) -> list[ArmSpec]:
     """Specs of an --arms text or of several --arm texts, in order.
 
     Raises ArmError naming the arm or the option and the valid ones. `all` stands for
-    `ar mtp-5 lumotree sglang-eagle`.
+    `ar mtp-5 lumotree sglang-eagle`. A comma too ends an arm that has no options.
     """
     specs: list[ArmSpec] = []
-    for word in (word for text in texts for word in text.split()):
+    for word in (word for text in texts for part in text.split() for word in _arms_of(part)):
         specs += [ArmSpec(name) for name in ALL] if word == "all" else [parse_arm(word)]
     if not specs:
         raise ArmError("no arm is named", f"valid arms: all, {', '.join(OPTIONS)}")
@@ -52,6 +54,13 @@ def parse_arms(texts: Iterable[str]) -> list[ArmSpec]:
         if labels.count(label) > 1:
             raise ArmError(f"arm '{label}' is named twice")
     return specs
+
+
+def _arms_of(text: str) -> list[str]:
+    """`ar,openai:url=X` are two; a comma after options separates options."""
+    names, colon, options = text.partition(":")
+    *bare, last = names.split(",")
+    return [*bare, f"{last}{colon}{options}"]
 
 
 def parse_arm(text: str) -> ArmSpec:
@@ -114,22 +123,39 @@ def _switch(where: str, value: str) -> bool:
     return value == "on"
 
 
-def _file(where: str, value: str) -> str:
-    """Any name will do here; reading it is the arm's business."""
+def _word(where: str, value: str) -> str:
+    """Any name will do here; what it means is the arm's business."""
     return value
 
 
-def _url(where: str, value: str) -> str:
+def _api(where: str, value: str) -> str:
+    if value not in APIS:
+        raise ArmError(f"{where} is '{value}'; it takes {' or '.join(APIS)}")
+    return value
+
+
+def _variable(where: str, value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_]\w*", value):  # a key itself is not repeated
+        raise ArmError(f"{where} is no name of an environment variable")
+    return value
+
+
+def _urls(where: str, value: str) -> list[str]:
+    """One address, or several joined by +."""
     if "@" in value:  # and nothing of it is repeated, nor saved as the arm's name
         raise ArmError(f"{where} has an @; an address with a user or password is not taken")
-    try:
-        parts = urlsplit(value)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        good = False
-    if not good:
-        raise ArmError(f"{where} is '{value}'; it takes an address such as http://127.0.0.1:30000")
-    return value
+    urls = re.split(r"\+(?=https?://)", value)
+    for url in urls:
+        try:
+            parts = urlsplit(url)
+            good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            good = False
+        if not good:
+            raise ArmError(
+                f"{where} is '{url}'; it takes an address such as http://127.0.0.1:30000"
+            )
+    return urls
 
 
 def _suggest(word: str, valid: list[str], what: str) -> str:
@@ -150,10 +176,12 @@ IN_PROCESS: dict[str, dict[str, Any]] = {
     },
     "lumotree": {},
 }
-DECODER_OPTIONS = {"tree": _tree, "passes": _passes, "suffix": _switch, "plan": _file}
+DECODER_OPTIONS = {"tree": _tree, "passes": _passes, "suffix": _switch, "plan": _word}
 # Names and options that exist, each option with what checks and reads it. Help and errors are
 # made from this.
 OPTIONS: dict[str, dict[str, Callable[[str, str], Any]]] = {
     **{name: {} if fixed else DECODER_OPTIONS for name, fixed in IN_PROCESS.items()},
-    "sglang-eagle": {"url": _url},
+    "sglang-eagle": {"url": _urls, "key": _variable},
+    "vllm-mtp": {"url": _urls, "model": _word, "key": _variable},
+    "openai": {"url": _urls, "model": _word, "key": _variable, "api": _api, "extras": _switch},
 }

@@ -1,18 +1,17 @@
 """The SGLang arm against a small server on the loopback that can misbehave in each known way."""
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from arms.http import SglangArm, sglang_sampling
+from arms.sglang import SglangArm, sglang_sampling
 from arms.protocol import ArmRequest
 from arms.spec import ArmSpec
 from lumotree.errors import ArmError
 from lumotree.request import SamplingParams
 from replay.guards.counters import row_faults
 from replay.rows import Row
+from tests.arms.servers import closed_url
 
 REQUEST = ArmRequest("r1", (5, 6, 7))
 PARAMS = SamplingParams(max_tokens=8, seed=3, top_k=0)
@@ -22,58 +21,6 @@ def event(ids, finish=None, **extra):
     meta = {"prompt_tokens": 3, "completion_tokens": len(ids), "cached_tokens": 1} | extra
     meta["finish_reason"] = finish
     return b"data: " + json.dumps({"text": "x", "output_ids": ids, "meta_info": meta}).encode()
-
-
-class Server(ThreadingHTTPServer):
-    """`script` is the stream's lines; `status`, `info` and `stall` set other faults."""
-
-    daemon_threads = True
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.script, self.status, self.info, self.stall = [], 200, b'{"model_path": "m"}', None
-        self.info_status = 200
-        self.bodies = []
-        self.done = threading.Event()
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    def log_message(self, *args):
-        pass
-
-    def do_GET(self):
-        self.send_response(self.server.info_status)
-        self.end_headers()
-        self.wfile.write(self.server.info)
-
-    def do_POST(self):
-        size = int(self.headers["content-length"])
-        self.server.bodies.append((self.path, json.loads(self.rfile.read(size))))
-        self.send_response(self.server.status)
-        if self.server.stall == "promise":  # announces more than it sends
-            self.send_header("content-length", "100000")
-        self.end_headers()
-        for line in self.server.script:
-            self.wfile.write(line + b"\n\n")
-            self.wfile.flush()
-        if self.server.stall == "wait":
-            self.server.done.wait(5)
-
-
-@pytest.fixture
-def server():
-    server = Server()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield server
-    server.done.set()
-    server.shutdown()
-    thread.join()
-    server.server_close()
 
 
 @pytest.fixture
@@ -185,7 +132,7 @@ def test_a_connection_closed_in_the_middle(server, arm):
 
 def test_a_server_that_went_away(server, arm):
     arm.start()
-    arm.url = closed_url()
+    arm.urls = [closed_url()]
     assert "connection refused" in arm.run(REQUEST, PARAMS).error
 
 
@@ -204,11 +151,3 @@ def test_another_kind_of_server(server, arm, status, info, says):
     server.info_status, server.info = status, info
     with pytest.raises(ArmError, match=says):
         arm.start()
-
-
-def closed_url():
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{probe.getsockname()[1]}"

@@ -11,7 +11,13 @@ VALUES = {
     "plan": st.sampled_from(["choice.json", "runs/map.json"]),
     "passes": st.integers(0, 16).map(str),
     "suffix": st.sampled_from(["on", "off"]),
-    "url": st.sampled_from(["http://127.0.0.1:30000", "https://example.org/x"]),
+    "url": st.sampled_from(
+        ["http://127.0.0.1:30000", "https://example.org/x", "http://a:1/v1+http://b:2/v1"]
+    ),
+    "model": st.sampled_from(["Qwen/Qwen3.5-4B", "m"]),
+    "key": st.sampled_from(["OPENAI_API_KEY", "k_2"]),
+    "api": st.sampled_from(["completions", "chat"]),
+    "extras": st.sampled_from(["on", "off"]),
 }
 
 
@@ -60,14 +66,29 @@ def test_credentials_of_an_address_are_refused_and_not_repeated():
 
 def test_every_name_has_a_creator_and_options():
     assert list(CREATORS) == list(OPTIONS)
-    assert set(IN_PROCESS) == set(OPTIONS) - {"sglang-eagle"}
+    assert set(IN_PROCESS) == set(OPTIONS) - {"sglang-eagle", "vllm-mtp", "openai"}
+
+
+def test_a_comma_ends_an_arm_without_options():
+    url = "http://127.0.0.1:1/v1"
+    named = parse_arms([f"ar,mtp-5,openai:url={url},model=m lumotree"])
+    assert [str(s) for s in named] == ["ar", "mtp-5", f"openai:url={url},model=m", "lumotree"]
+
+
+def test_several_addresses():
+    spec = parse_arm("openai:url=http://a:1/v1+http://b/x+y")
+    assert spec.values()["url"] == ["http://a:1/v1", "http://b/x+y"]
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("lumotre", "did you mean 'lumotree'"),
-        ("vllm-mtp", "valid arms: all, ar"),
+        ("trt-llm", "valid arms: all, ar"),
+        ("ar,oak", "unknown arm 'oak'"),
+        ("openai:api=soap", "it takes completions or chat"),
+        ("openai:key=sk-123", "no name of an environment variable"),
+        ("openai:url=http://a+http://[", "it takes an address"),
         ("mtp-4", "unknown arm 'mtp-4'"),
         ("lumotree:sufix=on", "did you mean 'suffix'"),
         ("lumotree:suffix=yes", "it takes on or off"),
