@@ -75,6 +75,7 @@ def summarise(
         runner_up = compare_sides(*sides)
     return {
         "schema_version": SCHEMA_VERSION,
+        **_label(run or {}),
         "arms": table,
         "baseline": baseline,
         "comparisons": compare_run(rows, measured, baseline, context.conversations)
@@ -85,6 +86,12 @@ def summarise(
         "fastest": ranked[0] if ranked else None,
         "withheld": [name for name, entry in table.items() if entry["status"] == "withheld"],
     }
+
+
+def _label(run: Mapping[str, Any]) -> dict[str, str]:
+    """What must stand beside the figures of a model whose cost and acceptance are two models'."""
+    label = (run.get("model") or {}).get("label")
+    return {"label": label} if label else {}
 
 
 def _baseline(pooled: Mapping[str, Pooled]) -> str | None:

@@ -27,7 +27,8 @@ def pooled_table(summary: dict[str, Any]) -> Table:
     """
     comparisons = {entry["arm"]: entry for entry in summary["comparisons"]}
     baseline = next((entry["baseline"] for entry in comparisons.values()), "baseline")
-    table = _table("Pooled decode rate")
+    label = summary.get("label")
+    table = _table(f"Pooled decode rate: {label}" if label else "Pooled decode rate")
     table.add_column("arm", overflow="fold", min_width=12, max_width=28)
     for name in (
         "tok/s",

@@ -22,7 +22,8 @@ def register(app: typer.Typer) -> None:
 def breakeven(
     corpus: Path = typer.Argument(..., help="JSONL corpus whose acceptance is measured."),
     model: str = typer.Option(
-        "embedded", help="embedded, or a folder or hub id of a Hugging Face checkpoint."
+        "embedded",
+        help="embedded, rehearsal:SHAPE, or a folder or hub id of a Hugging Face checkpoint.",
     ),
     dtype: str = typer.Option("auto", help="auto, float32 or bfloat16."),
     device: str = typer.Option("auto", help="auto, cpu or cuda."),

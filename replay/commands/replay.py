@@ -41,7 +41,9 @@ def replay(
     ),
     arm: list[str] = typer.Option(None, help="One arm spec; may be repeated."),
     model: str = typer.Option(
-        None, help="embedded (default), or a folder or hub id of a Hugging Face checkpoint."
+        None,
+        help="embedded (default), rehearsal:SHAPE (27b, 9b, 4b, 2b, 0.8b, tiny), or a folder or "
+        "hub id of a Hugging Face checkpoint.",
     ),
     dtype: str = typer.Option(None, help="auto (default), float32 or bfloat16."),
     device: str = typer.Option(None, help="auto (default), cpu or cuda."),

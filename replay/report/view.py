@@ -115,7 +115,9 @@ class RunView:
 
     @property
     def caption(self) -> str:
-        return f"{self.corpus} · model {self.model} · {self.machine}"
+        label = (self.run.get("model") or {}).get("label")
+        model = f"{self.model} ({label})" if label else self.model
+        return f"{self.corpus} · model {model} · {self.machine}"
 
 
 def stream_rows(path: Path) -> Iterator[Row]:

@@ -15,8 +15,14 @@ def headline(summary: dict[str, Any]) -> str:
     """Which arm won on this machine, also when plain decoding did, or why none is said to.
 
     Only arms with status ok are ranked. `wins` needs verdicts; ratios are the paired ones. Keys
-    that a summary of an earlier version lacks may be missing.
+    that a summary of an earlier version lacks may be missing. A model whose figures mean less
+    than they seem carries a label, which goes with every headline.
     """
+    label = summary.get("label")
+    return f"{_headline(summary)} Read it as: {label}." if label else _headline(summary)
+
+
+def _headline(summary: dict[str, Any]) -> str:
     arms = {name: ArmView(name, entry, {}, []) for name, entry in summary["arms"].items()}
     measured = [arm for arm in arms.values() if arm.rate is not None]
     ranked = [arm for arm in measured if is_ranked(arm)]

@@ -109,6 +109,18 @@ def test_every_output_has_the_same_sentence(run):
     assert overview(Stored("run", run)).startswith(said)
 
 
+def test_the_label_of_a_rehearsal_stands_beside_every_figure(tmp_path):
+    label = "acceptance of the embedded model, cost of the 27B shape"
+    model = {"name": "rehearsal:27b", "label": label, "device": "cpu"}
+    view = RunView.load(write_run(tmp_path / "run", synthetic_rows(), model=model))
+    assert label in headline(view.summary) and label in view.caption
+    out = Console(file=io.StringIO(), width=100)
+    print_run(out, view.summary)
+    assert out.file.getvalue().count(label) == 2, "above the table and in the sentence"
+    assert label in text_of(render(view, {})) and label in markdown(view)
+    assert label in overview(Stored("run", view.path))
+
+
 def test_why_is_silent_about_incomplete_arms(run):
     summary = json.loads((run / "summary.json").read_text())
     summary["arms"]["ar"] |= {"status": "partial", "reason": "3 of 16 requests completed"}
