@@ -162,7 +162,9 @@ def _penalise(x: Tensor, counts: Tensor, prompt_seen: Tensor, params: SamplingPa
     """Elementwise; counts and prompt_seen broadcast to the shape of x, which is kept."""
     if params.repetition_penalty != 1:
         seen = prompt_seen | (counts > 0)
-        lowered = x * torch.where(x > 0, 1.0 / params.repetition_penalty, params.repetition_penalty)
+        penalty = params.repetition_penalty
+        # Factors of a tensor's own precision: two Python numbers make a float32 tensor.
+        lowered = torch.where(x > 0, x * (1.0 / penalty), x * penalty)
         x = torch.where(seen, lowered, x)
     # Products are rounded before they are subtracted: a fused multiply-add would make the
     # bits depend on which vector lane an element falls into.
