@@ -47,7 +47,7 @@ class Block:
     tma: bool = True
     ask: int = 0
     line: int = 128
-    roll: bool = False
+    roll: int = 0
     late: bool = False
     early: bool = True
 
@@ -101,7 +101,7 @@ def _operands(x: Tensor, weight: Tensor, block: Block):
         PDL=early,
         ASK=block.ask if early and width % block.k == 0 else 0,
         LINE=block.line,
-        ROLL=block.roll and early,
+        ROLL=block.roll if early and width % block.k == 0 else 0,
         LATE=block.late,
         WIDE=x.device.type == "cpu",
         num_warps=block.warps,

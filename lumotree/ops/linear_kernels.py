@@ -104,8 +104,9 @@ def linear_kernel(
         tile = _tile(x, 0, k, rows, K, stride, ROWS, BLOCK_K, TMA, EVEN, "")
         acc = _dot(weight, tile, acc, WIDE)
         if ROLL:
-            ahead = tl.minimum(k + ASK // 2, (last - 1) * BLOCK_K)
-            _ask(w_ptr, row0, ahead, N, K, BLOCK_N, BLOCK_K * 2, LINE)
+            if (step - first) % (ROLL // (2 * BLOCK_K)) == 0:
+                ahead = tl.minimum(k + ASK // 2, last * BLOCK_K - ROLL // 2)
+                _ask(w_ptr, row0, ahead, N, K, BLOCK_N, ROLL, LINE)
     if PDL and LATE:
         gdc_launch_dependents()
     n = row0 + tl.arange(0, BLOCK_N)
@@ -155,9 +156,10 @@ def swiglu_kernel(
         weight = _tile(w, N + row0, k, 2 * N, K, K, BLOCK_N, BLOCK_K, TMA, EVEN, "evict_first")
         up = _dot(weight, tile, up, WIDE)
         if ROLL:
-            ahead = tl.minimum(k + ASK // 2, K - BLOCK_K)
-            _ask(w_ptr, row0, ahead, 2 * N, K, BLOCK_N, BLOCK_K * 2, LINE)
-            _ask(w_ptr, N + row0, ahead, 2 * N, K, BLOCK_N, BLOCK_K * 2, LINE)
+            if step % (ROLL // (2 * BLOCK_K)) == 0:
+                ahead = tl.minimum(k + ASK // 2, K - ROLL // 2)
+                _ask(w_ptr, row0, ahead, 2 * N, K, BLOCK_N, ROLL, LINE)
+                _ask(w_ptr, N + row0, ahead, 2 * N, K, BLOCK_N, ROLL, LINE)
     if PDL and LATE:
         gdc_launch_dependents()
     dtype: tl.constexpr = out_ptr.dtype.element_ty

@@ -59,19 +59,27 @@ def wide_blocks() -> list[Block]:
         Block(128, 64, stages=8, tma=False, warps=8),
         Block(64, 128, stages=4, tma=False),
         Block(64, 64, stages=5, tma=False),
+        Block(64, 256, stages=3),
+        Block(64, 128, stages=6),
+        Block(128, 128, stages=3, warps=8),
     ]
-    first = plain[0]
+    first, small = plain[0], plain[5]
     return plain + [
         replace(first, early=False),
         replace(first, late=True),
         replace(first, ask=512),
         replace(first, ask=1024),
         replace(first, ask=1024, line=0),
-        replace(first, ask=512, roll=True),
-        replace(first, ask=1024, roll=True),
+        replace(first, ask=512, roll=128),
+        replace(first, ask=512, roll=512),
+        replace(first, ask=512, roll=512, line=0),
+        replace(first, ask=1024, roll=1024),
+        replace(first, ask=1024, roll=1024, line=0),
         replace(plain[1], ask=512),
-        replace(plain[1], ask=1024, roll=True),
-        replace(plain[8], ask=512),
+        replace(plain[1], ask=512, roll=512),
+        replace(small, ask=512, roll=512),
+        replace(small, ask=1024, roll=512, line=0),
+        replace(plain[8], ask=512, roll=512),
     ]
 
 
@@ -92,9 +100,12 @@ def swiglu_blocks() -> list[Block]:
         replace(first, early=False),
         replace(first, ask=256),
         replace(first, ask=512),
-        replace(first, ask=512, roll=True),
+        replace(first, ask=512, roll=128),
+        replace(first, ask=512, roll=512),
+        replace(first, ask=512, roll=512, line=0),
         replace(third, ask=512),
-        replace(third, ask=512, roll=True),
+        replace(third, ask=512, roll=512),
+        replace(third, ask=512, roll=512, line=0),
     ]
 
 
@@ -378,8 +389,9 @@ def main() -> None:
         for e in good + [e for e in entries if "error" in e]:
             b = e["block"]
             words = f"{b['n']}x{b['k']} s{b['splits']} st{b['stages']} w{b['warps']}"
-            flags = " ".join(k for k in ("tma", "roll", "late", "early") if b[k])
-            print(f"  {e.get('tb_s_32')} {e.get('tb_s_16')} {words} ask{b['ask']}/{b['line']} "
+            flags = " ".join(k for k in ("tma", "late", "early") if b[k])
+            print(f"  {e.get('tb_s_32')} {e.get('tb_s_16')} {words} "
+                  f"ask{b['ask']}/{b['line']}/{b['roll']} "
                   f"{flags} {e.get('error', '')}")  # fmt: skip
         sweep += entries
         keep(sweep=sweep)
@@ -402,13 +414,13 @@ def main() -> None:
     print(f"checks: {time.time() - began:.0f} s")
     variants = {
         "best": best,
-        "no ask": {k: replace(b, ask=0, roll=False) for k, b in best.items()},
+        "no ask": {k: replace(b, ask=0, roll=0) for k, b in best.items()},
         "no early": {k: replace(b, early=False) for k, b in best.items()},
-        "ask 512": {k: replace(b, ask=512, line=128, roll=False) for k, b in best.items()},
-        "ask 512 roll": {k: replace(b, ask=512, line=128, roll=True) for k, b in best.items()},
-        "ask 1024": {k: replace(b, ask=1024, line=128, roll=False) for k, b in best.items()},
+        "ask 512": {k: replace(b, ask=512, line=128, roll=0) for k, b in best.items()},
+        "ask 512 roll": {k: replace(b, ask=512, line=128, roll=512) for k, b in best.items()},
+        "ask 1024": {k: replace(b, ask=1024, line=128, roll=0) for k, b in best.items()},
         "ask 512 late": {
-            k: replace(b, ask=512, line=128, roll=False, late=True) for k, b in best.items()
+            k: replace(b, ask=512, line=128, roll=0, late=True) for k, b in best.items()
         },
     }
     chains: list[dict] = []
