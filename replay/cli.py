@@ -11,12 +11,14 @@ from typer.core import TyperGroup
 
 from lumotree.errors import LumoTreeError
 from replay.commands import (
+    agent_study,
     bench,
     breakeven,
     compare,
     corpus,
     export,
     plot,
+    record,
     replay,
     report,
     serve,
@@ -80,8 +82,10 @@ plot.register(app)
 report.register(app)
 export.register(app)
 corpus.register(app)
+agent_study.register(app)
 tree.register(app)
 serve.register(app)
+record.register(app)
 bench.register(app)
 
 

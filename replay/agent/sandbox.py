@@ -29,10 +29,10 @@ SETTINGS = (
     "/etc/nsswitch.conf",
 )
 KINDS = ("bubblewrap", "unshare", "none")
-HERE = Path(__file__).parent
-SETUP = HERE / "sandbox_setup.sh"
+HERE = Path(__file__).parent / "inside"
+SETUP = HERE / "setup.sh"
 # The same names for the same numbers on every machine.
-USERS = ((HERE / "sandbox_passwd", "/etc/passwd"), (HERE / "sandbox_group", "/etc/group"))
+USERS = ((HERE / "passwd", "/etc/passwd"), (HERE / "group", "/etc/group"))
 # What runs inside: the kernel's limits, the command, then a count of what it left behind.
 INSIDE = r"""
 ulimit -c 0 -v "$1" -u "$2" -f "$3" 2>/dev/null

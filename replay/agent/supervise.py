@@ -12,7 +12,7 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -195,12 +195,13 @@ def end_tree(process: subprocess.Popen) -> None:
     """Kills the command's session and every process below it, and waits for the command."""
     for pid in descendants(process.pid) if process.poll() is None else ():
         if pid != process.pid:
-            _kill(os.kill, pid)
-    _kill(os.killpg, process.pid)
+            kill(os.kill, pid)
+    kill(os.killpg, process.pid)
     process.wait()
 
 
-def _kill(how, pid: int) -> None:
+def kill(how: Callable[[int, int], None], pid: int) -> None:
+    """SIGKILL by `os.kill` or `os.killpg`; who is gone already is no fault."""
     try:
         how(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):

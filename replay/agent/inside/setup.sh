@@ -1,5 +1,5 @@
 # Builds a root for contained commands inside fresh namespaces, enters it and gives up every right.
-# bash sandbox_setup.sh ROOT WORKSPACE SEEN-AS UID [READ-ONLY SEEN-AS]... -- COMMAND...
+# bash setup.sh ROOT WORKSPACE SEEN-AS UID [READ-ONLY SEEN-AS]... -- COMMAND...
 set -eu
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
 root=$1 workspace=$2 seen=$3 uid=$4
