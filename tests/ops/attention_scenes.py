@@ -1,25 +1,53 @@
-"""Random steps of tree attention and what must hold of them; run by test_attention.py."""
+"""Scenes of test_attention.py, run as `python attention_scenes.py DEVICE NAME ...`.
+
+A process of its own, because Triton reads whether to interpret when it is imported.
+"""
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-import torch
-from torch import Tensor
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from lumotree.ops import reference as ops
-from lumotree.ops.attention import (
+import torch  # noqa: E402
+from hypothesis import HealthCheck, given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+from lumotree.ops import reference as ops  # noqa: E402
+from lumotree.ops.attention import (  # noqa: E402
     Launch,
     TreeAttention,
     attend_rows,
+    choose,
     move_rows,
     prepare_rows,
 )
-from lumotree.tree import TreeDescriptor, tree_from_name
+from lumotree.tree import TreeDescriptor, tree_from_name  # noqa: E402
 
 # Small enough for the interpreter, and every border within reach of a small tree.
 SMALL = Launch(chunk=32, block=16, tile=16, warps=1, stages=1, row_tile=16, row_warps=1, ahead=2)
+
+
+def few(examples: int):
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+@st.composite
+def trees(draw, most: int = 8) -> TreeDescriptor:
+    """Parents anywhere before a row, or the row before it: bushy trees and deep ones."""
+    reach = draw(st.sampled_from((1, 2, most)))
+    rows = draw(st.integers(1, most))
+    parents = [max(0, i - draw(st.integers(1, reach))) for i in range(1, rows)]
+    return TreeDescriptor("drawn", (-1, *parents), (True,) * rows)
 
 
 @dataclass(frozen=True)
@@ -28,19 +56,12 @@ class Sizes:
     kv_heads: int = 2
     head_dim: int = 16
     rotary_dim: int = 8
-    chunks: int = 5
-    launch: Launch | None = SMALL
+    chunks: int = 4
+    launch: Launch = SMALL
 
     @property
     def width(self) -> int:
         return 2 * (self.heads + self.kv_heads) * self.head_dim
-
-
-def random_tree(source: random.Random, rows: int) -> TreeDescriptor:
-    """Parents drawn near the last row or anywhere before: deep trees and bushy ones."""
-    reach = source.choice((1, 2, rows))
-    parents = [-1, *(max(0, i - source.randint(1, reach)) for i in range(1, rows))]
-    return tree_from_name(",".join(map(str, parents)))
 
 
 class Case:
@@ -152,64 +173,101 @@ def assert_rows_alone(case: Case, q: Tensor, out: Tensor, rows, first: int = 0) 
         assert torch.equal(out[row], alone), (case.tree.name, case.length, row)
 
 
-def check_prepare(device: str, dtype: torch.dtype, examples: int, sizes: Sizes) -> None:
-    source = random.Random(1)
-    for seed in range(examples):
-        tree = random_tree(source, source.randint(1, 9))
-        case = Case(tree, source.randint(0, 90), sizes, dtype, device, seed, padding=2)
+def check_prepare(device: str, dtype: torch.dtype, sizes: Sizes, examples: int) -> None:
+    @few(examples)
+    @given(trees(), st.integers(0, 90), st.integers(0, 2))
+    def check(tree: TreeDescriptor, length: int, padding: int) -> None:
+        case = Case(tree, length, sizes, dtype, device, padding=padding)
         value = (sizes.heads + sizes.kv_heads) * sizes.head_dim  # the first column of v
-        case.projected[-3, value + 1] = torch.inf
+        case.projected[-1 - padding, value + 1] = torch.inf
         case.projected[0, value + 2] = torch.nan
         assert_prepared(case)
 
+    check()
 
-def check_attend(
-    device: str, dtype: torch.dtype, examples: int, sizes: Sizes, most: int = 9
-) -> None:
-    """Random trees on prefixes at and around the borders of blocks and chunks."""
-    launch = sizes.launch
-    source = random.Random(2)
-    for seed in range(examples):
-        first = seed % 3 == 2
-        tree = random_tree(source, source.randint(1, most))
-        border = source.choice((launch.block, launch.chunk)) * source.randint(1, 4)
-        border = min(border, (sizes.chunks - 1) * launch.chunk - most)
-        length = max(int(first), border - source.randint(-1, most))
-        case = Case(tree, length, sizes, dtype, device, seed, padding=seed % 2)
+
+def check_attend(device: str, dtype: torch.dtype, sizes: Sizes, examples: int) -> None:
+    """Prefixes that end within reach of a border of a block or a chunk, on either side."""
+    blocks = (sizes.chunks - 1) * sizes.launch.chunk // sizes.launch.block
+    border = st.integers(0, blocks).map(lambda n: n * sizes.launch.block)
+
+    @few(examples)
+    @given(trees(), border, st.integers(-8, 1), st.booleans(), st.data())
+    def check(tree, border, offset, late, data) -> None:
+        first = int(late)
+        length = max(first, border + offset)
+        case = Case(tree, length, sizes, dtype, device, padding=first)
         q = case.prepare()
-        if first:  # what stands before the first key must not count, whatever it is
+        if late:  # what stands before the first key must not count, whatever it is
             case.keys[:, 0], case.values[:, 0] = torch.nan, torch.nan
         out = case.attend(q, first)
         assert out.isfinite().all()
         assert_attended(case, q, out, first)
-        rows = {0, len(tree) - 1, source.randrange(len(tree))}
+        rows = {len(tree) - 1, data.draw(st.integers(0, len(tree) - 1))}
         assert_rows_alone(case, q, out, rows, first)
 
+    check()
 
-def check_stock(device: str, dtype: torch.dtype, examples: int, sizes: Sizes) -> None:
-    source = random.Random(3)
-    for seed in range(examples):
-        tree = random_tree(source, source.randint(1, 9))
-        first = seed % 2
-        case = Case(tree, source.randint(first, 90), sizes, dtype, device, seed, padding=1)
+
+def check_stock(device: str, dtype: torch.dtype, sizes: Sizes, examples: int) -> None:
+    @few(examples)
+    @given(trees(), st.integers(1, 90), st.integers(0, 1))
+    def check(tree, length, first) -> None:
+        case = Case(tree, length, sizes, dtype, device, padding=1)
         # Large where a mask that lets a slot through would show.
         case.keys.nan_to_num_(50.0), case.values.nan_to_num_(50.0)
         q = case.prepare()
         assert_attended(case, q, case.attend(q, first, stock=True), first)
 
+    check()
 
-def check_move(device: str, dtype: torch.dtype, examples: int) -> None:
-    source = random.Random(4)
-    for seed in range(examples):
-        tree = random_tree(source, source.randint(1, 40))
-        case = Case(tree, source.randint(0, 20), Sizes(), dtype, device, seed)
-        keys, values = (
-            case.normal(3, 2, case.length + len(tree) + 1, case.sizes.head_dim) for _ in range(2)
-        )
-        path = tree.root_paths[source.randrange(len(tree))]
+
+def check_move(device: str, dtype: torch.dtype, sizes: Sizes, examples: int) -> None:
+    @few(examples)
+    @given(trees(40), st.integers(0, 20), st.data())
+    def check(tree, length, data) -> None:
+        case = Case(tree, length, sizes, dtype, device)
+        keys, values = (case.normal(3, 2, length + len(tree) + 1, sizes.head_dim) for _ in range(2))
+        path = data.draw(st.sampled_from(tree.root_paths))
         moved = keys.clone(), values.clone()
-        move_rows(case.attention, *moved, list(path), case.length)
+        move_rows(case.attention, *moved, list(path), length)
         padded = [*path, *[0] * (case.attention.steps + 1 - len(path))]
         rows = torch.tensor(padded, dtype=torch.int32, device=case.device)
-        case.attention.move(keys, values, rows, case.scalar(len(path)), case.scalar(case.length))
+        case.attention.move(keys, values, rows, case.scalar(len(path)), case.scalar(length))
         assert torch.equal(keys, moved[0]) and torch.equal(values, moved[1])
+
+    check()
+
+
+CHECKS = {
+    "prepare": (check_prepare, 2),
+    "attend": (check_attend, 3),
+    "stock": (check_stock, 1),
+    "move": (check_move, 3),
+}
+# On the device: every size the models have, launches as chosen there, many examples.
+GROUPS = (Sizes(24, 4, 256, 64, 3), Sizes(16, 2, 128, 32, 3), Sizes(4, 1, 64, 64, 3))
+
+
+def main(device: str, names: list[str]) -> None:
+    if device == "cpu":
+        from tests.ops.attention_interpreter import install
+
+        torch.set_num_threads(1)
+        install()
+        for name in names:
+            check, examples = CHECKS[name]
+            for dtype in (torch.float32, torch.bfloat16):
+                check(device, dtype, Sizes(), examples)
+        return
+    for name in names:
+        check, examples = CHECKS[name]
+        for sizes in GROUPS:
+            queries = 6 * sizes.heads // sizes.kv_heads
+            for dtype in (torch.bfloat16, torch.float32):
+                launch = choose(sizes.head_dim, queries, dtype, torch.device(device))
+                check(device, dtype, replace(sizes, launch=launch), 16 * examples)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
