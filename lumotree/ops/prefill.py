@@ -97,8 +97,9 @@ def delta_chunk(
 
     query, key [n, key heads, dk], normalised, queries scaled, best in `operand_dtype`; value
     [n, heads, dv] in the model dtype (rows may be strided); g (log decay) and beta float32
-    [n, heads]; state float32 [heads, dk, dv]. Returns [n, heads, dv] in value's dtype, or in
-    that of `out` [n, heads, dv]. Definition: `reference.delta_chunk`.
+    [n, heads]; state float32 [heads, dk, dv]. Returns [n, heads, dv] in value's dtype, or `out`
+    [n, heads, dv] in its own. g, beta, state and out are contiguous. Definition:
+    `reference.delta_chunk`.
     """
     n, heads, dv = value.shape
     key_heads, dk = key.shape[1:]
