@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -52,6 +53,16 @@ class Block:
     early: bool = True
 
 
+class Ahead(NamedTuple):
+    """A weight that a later product reads in `splits` shares of K, and bytes to ask for of each
+    row and share."""
+
+    weight: Tensor
+    splits: int
+    block_k: int
+    bytes: int
+
+
 def pack(weight: Tensor) -> Tensor:
     """[N, K] weight -> the right-hand side of the products here: the same, contiguous."""
     return weight.contiguous()
@@ -80,7 +91,7 @@ def _checked(x: Tensor, weight: Tensor) -> Tensor:
     return x if x.stride(1) == 1 else x.contiguous()
 
 
-def _operands(x: Tensor, weight: Tensor, block: Block):
+def _operands(x: Tensor, weight: Tensor, block: Block, then: Ahead | None):
     """Arguments and options of both product kernels, but for grid, output and splits."""
     rows, width = x.shape
     tall = _row_block(rows)
@@ -103,36 +114,47 @@ def _operands(x: Tensor, weight: Tensor, block: Block):
         LINE=block.line,
         ROLL=block.roll if early and width % block.k == 0 else 0,
         LATE=block.late,
+        NEXT=then is not None and early,
+        LANES=32 * block.warps,
         WIDE=x.device.type == "cpu",
         num_warps=block.warps,
         num_stages=block.stages,
     )
     if early:
         options["launch_pdl"] = True
-    return sources, early, options
+    ahead = (weight, 0, 0, 1, 1, 0)
+    if then is not None:
+        ahead = (then.weight, *then.weight.shape, then.splits, then.block_k, then.bytes)
+    return sources, ahead, options
 
 
-def _product(x: Tensor, weight: Tensor, block: Block, dtype: torch.dtype) -> Tensor:
+def _product(
+    x: Tensor, weight: Tensor, block: Block, dtype: torch.dtype, then: Ahead | None = None
+) -> Tensor:
     """[rows, N] in dtype, or partial sums float32 [splits, rows, N]."""
     rows, n = x.shape[0], weight.shape[0]
     shape, dtype = ((rows, n), dtype) if block.splits == 1 else ((block.splits, rows, n), None)
     out = torch.empty(shape, dtype=dtype or torch.float32, device=x.device)
-    sources, _, options = _operands(x, weight, block)
+    sources, ahead, options = _operands(x, weight, block, then)
     linear_kernel[(triton.cdiv(n, block.n), block.splits)](
-        *sources, weight, out, rows, n, x.shape[1], x.stride(0), **options
+        *sources, weight, out, rows, n, x.shape[1], x.stride(0), *ahead, **options
     )
     return out
 
 
 def linear(
-    x: Tensor, packed: Tensor, out_dtype: torch.dtype | None = None, block: Block | None = None
+    x: Tensor,
+    packed: Tensor,
+    out_dtype: torch.dtype | None = None,
+    block: Block | None = None,
+    then: Ahead | None = None,
 ) -> Tensor:
     """x [rows, K], packed [N, K] -> [rows, N] in out_dtype (x's), rounded once from float32."""
     x, dtype = _checked(x, packed), out_dtype or x.dtype
     if x.shape[0] > MAX_ROWS:
         return torch.mm(x, packed.t()).to(dtype)
     block = block or choose(packed.shape, x)
-    out = _product(x, packed, block, dtype)
+    out = _product(x, packed, block, dtype, then)
     if block.splits == 1:
         return out
     early = block.early and _early(x.device)
@@ -144,16 +166,18 @@ def linear(
     return total
 
 
-def linear_swiglu(x: Tensor, packed: Tensor, block: Block | None = None) -> Tensor:
+def linear_swiglu(
+    x: Tensor, packed: Tensor, block: Block | None = None, then: Ahead | None = None
+) -> Tensor:
     """x [rows, K], packed [2 F, K] (gate, then up) -> silu(gate) * up, [rows, F]."""
     x, rows, n = _checked(x, packed), x.shape[0], packed.shape[0] // 2
     if rows > MAX_ROWS:
         return swiglu(torch.mm(x, packed.t()))
     block = block or choose(packed.shape, x)
     out = torch.empty(rows, n, dtype=x.dtype, device=x.device)
-    sources, _, options = _operands(x, packed, block)
+    sources, ahead, options = _operands(x, packed, block, then)
     swiglu_kernel[(triton.cdiv(n, block.n),)](
-        *sources, packed, out, rows, n, x.shape[1], x.stride(0), **options
+        *sources, packed, out, rows, n, x.shape[1], x.stride(0), *ahead, **options
     )
     return out
 
@@ -167,7 +191,12 @@ def _norm_options(width: int, early: bool) -> dict:
 
 
 def linear_add_norm(
-    residual: Tensor, x: Tensor, packed: Tensor, norm: Norm, block: Block | None = None
+    residual: Tensor,
+    x: Tensor,
+    packed: Tensor,
+    norm: Norm,
+    block: Block | None = None,
+    then: Ahead | None = None,
 ) -> tuple[Tensor, Tensor]:
     """residual [rows, N] + x @ packed^T, rounded once, and its RMSNorm; both in x's dtype."""
     x, (rows, width) = _checked(x, packed), residual.shape
@@ -176,7 +205,7 @@ def linear_add_norm(
         return total, rms_norm(total, norm)
     block = block or choose(packed.shape, x)
     early = block.early and _early(x.device)
-    partial = _product(x, packed, block, torch.float32)
+    partial = _product(x, packed, block, torch.float32, then)
     total, normed = torch.empty_like(residual), torch.empty_like(residual)
     add_norm_kernel[(rows,)](
         partial, residual, norm.scale, norm.eps, total, normed, rows, width,

@@ -18,6 +18,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+RUNTIME = ["rows", "next_n", "next_k", "next_splits", "next_block_k", "next_bytes"]
+
 
 @triton.jit
 def _ask(w_ptr, row0, k0, N, K, BLOCK: tl.constexpr, BYTES: tl.constexpr, LINE: tl.constexpr):
@@ -34,6 +36,26 @@ def _ask(w_ptr, row0, k0, N, K, BLOCK: tl.constexpr, BYTES: tl.constexpr, LINE: 
             f"cp.async.bulk.prefetch.L2.global [$1], {BYTES}; mov.u32 $0, 0;",
             "=r,l",
             [at],
+            tl.int32,
+            False,
+            1,
+        )
+
+
+@triton.jit
+def _ask_next(ptr, N, K, splits, block_k, size, LANES: tl.constexpr):
+    """This program's part of asking for `size` bytes of each row and share of K of a weight."""
+    programs = tl.num_programs(0) * tl.num_programs(1)
+    program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    steps = tl.cdiv(K, block_k)
+    for base in range(program * LANES, N * splits, programs * LANES):
+        piece = tl.minimum(base + tl.arange(0, LANES), N * splits - 1)
+        column = (steps * (piece % splits) // splits) * block_k
+        at = ptr + (piece // splits).to(tl.int64) * K + column
+        tl.inline_asm_elementwise(
+            "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
+            "=r,l,r",
+            [at.to(tl.int64), tl.full([LANES], size, tl.int32)],
             tl.int32,
             False,
             1,
@@ -64,7 +86,7 @@ def _dot(weight, tile, acc, WIDE: tl.constexpr):
     return tl.dot(weight, tl.trans(tile), acc, input_precision="ieee")
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=RUNTIME)
 def linear_kernel(
     x,  # [rows, K] or its descriptor, with stride `stride` between rows
     w,  # [N, K] or its descriptor
@@ -74,6 +96,12 @@ def linear_kernel(
     N,
     K,
     stride,
+    next_ptr,  # another weight [next_n, next_k], to be read in next_splits shares of K
+    next_n,
+    next_k,
+    next_splits,
+    next_block_k,
+    next_bytes,
     ROWS: tl.constexpr,  # power of two, at least `rows`
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -84,6 +112,8 @@ def linear_kernel(
     LINE: tl.constexpr,
     ROLL: tl.constexpr,
     LATE: tl.constexpr,
+    NEXT: tl.constexpr,
+    LANES: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     row0 = tl.program_id(0) * BLOCK_N
@@ -109,13 +139,15 @@ def linear_kernel(
                 _ask(w_ptr, row0, ahead, N, K, BLOCK_N, ROLL, LINE)
     if PDL and LATE:
         gdc_launch_dependents()
+    if NEXT:
+        _ask_next(next_ptr, next_n, next_k, next_splits, next_block_k, next_bytes, LANES)
     n = row0 + tl.arange(0, BLOCK_N)
     row = tl.arange(0, ROWS)
     to = out_ptr + split * rows * N + row[None, :] * N + n[:, None]
     tl.store(to, acc.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None] & (row < rows)[None, :])
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=RUNTIME)
 def swiglu_kernel(
     x,  # as in linear_kernel
     w,  # [2 F, K]: rows of the gate, then of the up projection
@@ -125,6 +157,12 @@ def swiglu_kernel(
     N,  # F
     K,
     stride,
+    next_ptr,  # another weight [next_n, next_k], to be read in next_splits shares of K
+    next_n,
+    next_k,
+    next_splits,
+    next_block_k,
+    next_bytes,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -135,6 +173,8 @@ def swiglu_kernel(
     LINE: tl.constexpr,
     ROLL: tl.constexpr,
     LATE: tl.constexpr,
+    NEXT: tl.constexpr,
+    LANES: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     """silu(gate) * up, rounded where the definition rounds: both products, silu, the result."""
@@ -162,6 +202,8 @@ def swiglu_kernel(
                 _ask(w_ptr, N + row0, ahead, 2 * N, K, BLOCK_N, ROLL, LINE)
     if PDL and LATE:
         gdc_launch_dependents()
+    if NEXT:
+        _ask_next(next_ptr, next_n, next_k, next_splits, next_block_k, next_bytes, LANES)
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     gate = gate.to(dtype).to(tl.float32)
     silu = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
