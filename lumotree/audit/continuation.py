@@ -22,22 +22,19 @@ from lumotree.audit.check import Check
 from lumotree.audit.constants import Constants
 from lumotree.audit.faults import Fault
 from lumotree.audit.fresh import FreshProcesses
-from lumotree.audit.reference import Prefix, audited_decoder, open_slot
+from lumotree.audit.prompts import Prefix, Prompt, prefixes
+from lumotree.audit.reference import audited_decoder, open_slot
 from lumotree.audit.schedule import SCHEDULES, Cycle, forced_cycles
 from lumotree.audit.surfaces import FLOORS, Boundary, Distance, distances
 from lumotree.decoder import Decoder
 from lumotree.draft.plan import Proposal
 from lumotree.engine import Engine
-from lumotree.errors import LumoTreeError
 
 # Times the envelope that a candidate may be away from the sequential run.
 ALLOWANCE = 2.0
 # Prefixes end inside, just before, on and just after key blocks of 256 positions.
 LENGTHS = (60, 507, 256, 300, 765, 1021)
 CALIBRATION = 2
-SCRIPT = 96
-# A prefix that cannot have its length still needs this many tokens.
-SHORTEST = 16
 
 
 @dataclass(frozen=True)
@@ -52,30 +49,6 @@ class ContinuationPlan:
     @classmethod
     def quick(cls) -> ContinuationPlan:
         return cls((60, 507), 1)
-
-
-@dataclass(frozen=True)
-class Prompt:
-    name: str
-    tokens: tuple[int, ...]
-
-
-def prefixes(prompts: Sequence[Prompt], lengths: Sequence[int], seed: int) -> list[Prefix]:
-    """One prefix per length, each the start of another prompt, which its script continues.
-
-    Raises LumoTreeError when no prompt is long enough for any.
-    """
-    usable = [p for p in prompts if len(p.tokens) >= SHORTEST + SCRIPT]
-    if not usable:
-        raise LumoTreeError(f"no prompt of the corpus has {SHORTEST + SCRIPT} tokens")
-    found = []
-    for i, length in enumerate(lengths):
-        long = [p for p in usable if len(p.tokens) >= length + SCRIPT]
-        prompt = (long or usable)[(seed + i) % len(long or usable)]
-        length = min(length, len(prompt.tokens) - SCRIPT)
-        script = prompt.tokens[length : length + SCRIPT]
-        found.append(Prefix(f"{prompt.name}[:{length}]", prompt.tokens[:length], script))
-    return found
 
 
 @dataclass(frozen=True)
@@ -122,7 +95,7 @@ def follow(
             path = [place[row] for row in cycle.path]
             logits = verified.logits[path].clone()
             run.tokens += [*cycle.tokens[1:], cycle.pending]
-            verified.rows.publish(path, verified.hidden)
+            decoder.publish(run, verified, path)
             here = Boundary.of(state, start, logits)
             yield Step(
                 number,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from lumotree.audit.prompts import Prefix
 from lumotree.audit.schedule import Cycle
 from lumotree.audit.surfaces import Boundary
 from lumotree.decoder import Decoder, DecoderConfig, Run, prefill
@@ -22,15 +22,6 @@ ROOM = 256
 OTHER_ROOM = 2500
 
 
-@dataclass(frozen=True)
-class Prefix:
-    """Tokens to start from, and those that go on: script[0] is the first pending token."""
-
-    name: str
-    tokens: tuple[int, ...]
-    script: tuple[int, ...]
-
-
 def open_slot(
     decoder: Decoder, prefix: Prefix, pending: int, room: int = ROOM
 ) -> tuple[Run, HybridState]:
@@ -38,6 +29,7 @@ def open_slot(
     params = SamplingParams(temperature=0.0, presence_penalty=0.0, max_tokens=room, ignore_eos=True)
     run, state = decoder.begin(prefix.tokens, params)
     run.tokens[-1] = pending
+    run.fresh = ((), "")  # nothing that is forced joins the history of penalties
     return run, state
 
 
@@ -61,7 +53,7 @@ def sequential(
                 mtp.refill(decoder.model, state, text, decoder.runner)
             verified = decoder.verify(state, Proposal.root_only(decoder.tree, token))
             logits.append(verified.logits[:1].clone())
-            verified.rows.publish([0], verified.hidden)
+            decoder.publish(run, verified, [0])
             hidden.append(state.mtp_hidden[-1:].clone())
         found.append(Boundary.of(state, start, torch.cat(logits), torch.cat(hidden)))
     return _with_own_caches(found, state)
@@ -102,18 +94,23 @@ def sequential_job(job: dict[str, Any]) -> int:
             Cycle("", Proposal.root_only(decoder.tree, tokens[0]), (0,), tuple(tokens), 0)
             for tokens in cycles
         ]
-        runs.append([_plain(b) for b in sequential(decoder, named, forced)])
+        runs.append(_plain(sequential(decoder, named, forced)))
     torch.save(runs, job["out"])
     return len(runs)
 
 
-def _plain(boundary: Boundary) -> dict[str, Any]:
-    """A boundary as tensors and numbers on the host; caches that are shared stay shared."""
-    fields = dict(vars(boundary))
-    for name in ("kv", "mtp_kv"):
-        cache: KVCache | None = fields[name]
-        fields[name] = cache and [cache.keys.cpu(), cache.values.cpu()]
-    return {k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in fields.items()}
+def _plain(run: Sequence[Boundary]) -> list[dict[str, Any]]:
+    """Boundaries as tensors and numbers on the host; the caches they share are copied once."""
+    caches = {
+        name: cache and [cache.keys.cpu(), cache.values.cpu()]
+        for name in ("kv", "mtp_kv")
+        for cache in (getattr(run[0], name),)
+    }
+    return [
+        {k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in vars(boundary).items()}
+        | caches
+        for boundary in run
+    ]
 
 
 def load_runs(path: str) -> list[list[Boundary]]:

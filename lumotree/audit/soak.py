@@ -1,0 +1,242 @@
+"""Soak: one long continuation over random trees, and many short requests in one slot.
+
+Everything is compared with plain decoding in a slot of its own: token ids, and where bits are
+equal on this machine the states too.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from lumotree.audit.check import Check
+from lumotree.audit.prompts import Prompt
+from lumotree.decoder import Decoder, DecoderConfig, Run
+from lumotree.draft.plan import Proposal
+from lumotree.engine import Engine
+from lumotree.request import SamplingParams
+from lumotree.state import HybridState
+from lumotree.tree import TreeDescriptor, tree_from_name
+
+PLAIN = DecoderConfig("root", 0, False)
+# Share of draft tokens that are the text's, and of steps without drafts.
+RIGHT = 0.85
+EMPTY = 0.05
+TREES = 48
+TREE_ROWS = 16
+# A divergence is rounding where the two best tokens were this close, in processed logits.
+CLOSE = 0.5
+PROMPT_TOKENS = 320
+
+
+@dataclass(frozen=True)
+class SoakPlan:
+    """tokens of the one continuation, requests; progress is reported each `stretch` tokens."""
+
+    tokens: int = 10_000
+    requests: int = 500
+    stretch: int = 1000
+
+    @classmethod
+    def quick(cls) -> SoakPlan:
+        return cls(400, 16, 200)
+
+
+class Scripted(Decoder):
+    """Drafts along a known text over random trees, right or wrong by chance.
+
+    The draft head runs as it always does; its drafts are thrown away.
+    """
+
+    def __init__(self, engine: Engine, config: DecoderConfig, script: Sequence[int], seed: int):
+        super().__init__(engine.model, engine.tokenizer, config, engine.runner)
+        self.script, self.choose = script, random.Random(seed)
+        self.trees = [_random_tree(self.choose) for _ in range(TREES)]
+
+    def propose(self, run: Run, state: HybridState) -> Proposal:
+        super().propose(run, state)
+        choose = self.choose
+        tree = choose.choice(self.trees)
+        proposal = Proposal.root_only(tree, run.tokens[-1])
+        if choose.random() < EMPTY:
+            return proposal
+        at = len(run.tokens) - run.prompt_tokens
+        follows = {0}
+        for row in range(1, len(tree)):
+            parent, place = tree.parents[row], at + tree.depth[row] - 1
+            taken = {proposal.tokens[r] for r in tree.children[parent] if proposal.active[r]}
+            token = choose.randrange(self.model.config.vocab_size)
+            right = parent in follows and place < len(self.script) and choose.random() < RIGHT
+            if right:
+                token = self.script[place]
+            if proposal.active[parent] and token not in taken:
+                proposal.put(row, token, "spine")
+                if right:
+                    follows.add(row)
+        return proposal
+
+
+def _random_tree(choose: random.Random) -> TreeDescriptor:
+    """`near` bounds how far back a parent lies, so small means deep."""
+    rows, near = choose.randint(2, TREE_ROWS), choose.choice((1, 2, 4))
+    parents = [-1, *(choose.randrange(max(0, row - near), row) for row in range(1, rows))]
+    return tree_from_name(",".join(map(str, parents)))
+
+
+@torch.inference_mode()
+def audit_soak(
+    engine: Engine,
+    plan: SoakPlan,
+    prompts: Sequence[Prompt],
+    seed: int,
+    planted=nullcontext,
+) -> Iterator[Check]:
+    """Checks as they are made; the decoder under audit runs inside `planted()`."""
+    yield from _requests(engine, plan, prompts, seed, planted)
+    yield from _continuation(engine, plan, prompts, seed, planted)
+
+
+def _continuation(
+    engine: Engine, plan: SoakPlan, prompts: Sequence[Prompt], seed: int, planted
+) -> Iterator[Check]:
+    """One request of many tokens; a check per stretch, and one of the state at its end."""
+    if not plan.tokens:
+        return
+    prompt = prompts[seed % len(prompts)].tokens[-PROMPT_TOKENS:]
+    tokens = min(plan.tokens, engine.max_context - len(prompt))
+    params = SamplingParams(seed=seed, max_tokens=tokens, ignore_eos=True)
+    wanted, reference = _decode(engine.decoder(PLAIN), prompt, params)
+    config = DecoderConfig("hydra27", 2 if engine.has_mtp else 0, suffix=False)
+    decoder = Scripted(engine, config, wanted.output, seed)
+    with planted():
+        run, state = decoder.begin(prompt, params)
+        told = 0
+        while told < tokens:
+            goal = min(told + plan.stretch, tokens)
+            while run.finish_reason is None and len(run.output) < goal:
+                decoder.step(run, state)
+            wrong = _first_difference(run.output, wanted.output[: len(run.output)])
+            place = f"tokens {told + 1} to {goal} of {len(prompt)} + {tokens}"
+            check = _tokens_check("long continuation", place, wrong, engine, wanted, goal)
+            yield check
+            if wrong is not None:
+                return
+            told = goal
+        yield _end_state(engine, decoder, run, state, reference)
+
+
+def _end_state(
+    engine: Engine, decoder: Decoder, run: Run, state: HybridState, reference: HybridState
+) -> Check:
+    """Both states at the same length, reached by steps without drafts from the last publication."""
+    steps = run.steps
+    while state.length < reference.length:
+        token = run.tokens[state.length]
+        verified = decoder.verify(state, Proposal.root_only(decoder.tree, token))
+        decoder.publish(run, verified, [0])
+    different = _different(state, reference, state.length)
+    passed = not different or engine.row_multiple is None
+    return Check(
+        "state at the end",
+        f"{state.length} tokens, {steps} steps, {sum(run.accepted_by_depth)} drafts accepted",
+        passed,
+        "" if passed else f"{', '.join(different)} differ",
+        step=len(run.output),
+    )
+
+
+def _requests(
+    engine: Engine, plan: SoakPlan, prompts: Sequence[Prompt], seed: int, planted
+) -> Iterator[Check]:
+    """Requests of every kind, one after another in the slots of three decoders."""
+    choose = random.Random(seed)
+    passes = 5 if engine.has_mtp else 0
+    decoders = [
+        engine.decoder(DecoderConfig(tree, min(passes, most)))
+        for tree, most in (("hydra27", 5), ("chain-3", 3), ("hydra27", 2))
+    ]
+    for number in range(plan.requests):
+        source = choose.choice(prompts).tokens
+        length = choose.randint(1, min(PROMPT_TOKENS, len(source)))
+        start = choose.randint(0, len(source) - length)
+        prompt = source[start : start + length]
+        params = SamplingParams(
+            temperature=choose.choice((0.0, 0.6, 1.0)),
+            presence_penalty=choose.choice((0.0, 1.0)),
+            repetition_penalty=choose.choice((1.0, 1.1)),
+            seed=choose.randrange(2**31),
+            max_tokens=choose.randint(1, 20),
+            ignore_eos=choose.random() < 0.5,
+        )
+        wanted, reference = _decode(engine.decoder(PLAIN), prompt, params)
+        decoder = decoders[number % len(decoders)]
+        with planted():
+            run, state = _decode(decoder, prompt, params)
+        wrong = _first_difference(run.output, wanted.output)
+        place = f"request {number + 1}, {length} + {params.max_tokens} tokens"
+        if wrong is None and run.finish_reason != wanted.finish_reason:
+            reason = f"ended by {run.finish_reason}, not by {wanted.finish_reason}"
+            yield Check("requests", place, False, reason, step=number)
+            continue
+        check = _tokens_check("requests", place, wrong, engine, wanted, number)
+        if check.passed and engine.row_multiple is not None:
+            shared = min(state.length, reference.length)
+            different = _different_kv(state, reference, shared)
+            if different:
+                reason = f"{', '.join(different)} of {shared} tokens differ"
+                check = Check("requests", place, False, reason, step=number)
+        yield check
+
+
+def _decode(
+    decoder: Decoder, prompt: Sequence[int], params: SamplingParams
+) -> tuple[Run, HybridState]:
+    run, state = decoder.begin(prompt, params)
+    while run.finish_reason is None:
+        decoder.step(run, state)
+    return run, state
+
+
+def _tokens_check(
+    name: str, place: str, wrong: int | None, engine: Engine, wanted: Run, step: int
+) -> Check:
+    """Equal tokens; where bits may differ, another token that was as good is no failure."""
+    if wrong is None:
+        return Check(name, place, True, step=step)
+    prompt = wanted.tokens[: wanted.prompt_tokens]
+    margin = engine.margin(prompt, wanted.output[:wrong], wanted.params)
+    passed = engine.row_multiple is None and margin <= CLOSE
+    reason = f"token {wrong + 1} differs, where the two best are {margin:.2g} apart"
+    return Check(name, place, passed, "" if passed else reason, {"divergences": 1.0}, step)
+
+
+def _first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
+    for i, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return i
+    return None if len(a) == len(b) else min(len(a), len(b))
+
+
+def _different(state: HybridState, reference: HybridState, length: int) -> list[str]:
+    """Surfaces of two states of `length` tokens that differ in a bit."""
+    found = [
+        name
+        for name, a, b in (
+            ("GDN state", state.recurrent, reference.recurrent),
+            ("conv history", state.conv, reference.conv),
+        )
+        if not torch.equal(a, b)
+    ]
+    return found + _different_kv(state, reference, length)
+
+
+def _different_kv(state: HybridState, reference: HybridState, length: int) -> list[str]:
+    sides = (
+        ("keys", state.kv.keys, reference.kv.keys),
+        ("values", state.kv.values, reference.kv.values),
+    )
+    return [n for n, a, b in sides if not torch.equal(a[:, :, :length], b[:, :, :length])]
