@@ -24,6 +24,16 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 ROW_MODES = ("natural", "matched")
 
 
+def pick_device(device: str = "auto") -> str:
+    """`cpu` or `cuda`; auto is cuda where torch finds one. Raises LumoTreeError."""
+    if device not in ("auto", "cpu", "cuda"):
+        raise LumoTreeError(f"device {device!r} is unknown", "use auto, cpu, cuda")
+    found = torch.cuda.is_available()
+    if device == "cuda" and not found:
+        raise LumoTreeError("device cuda: this torch finds no CUDA device", "use device cpu")
+    return ("cuda" if found else "cpu") if device == "auto" else device
+
+
 class Engine:
     """Weights, tokenizer and row mode shared by every in-process arm."""
 
@@ -49,15 +59,11 @@ class Engine:
         """
         for option, value, valid in (
             ("dtype", dtype, ("auto", *DTYPES)),
-            ("device", device, ("auto", "cpu", "cuda")),
             ("rows", rows, ROW_MODES),
         ):
             if value not in valid:
                 raise LumoTreeError(f"{option} {value!r} is unknown", f"use {', '.join(valid)}")
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        if device == "cuda" and not torch.cuda.is_available():
-            raise LumoTreeError("device cuda: this torch finds no CUDA device", "use device cpu")
+        device = pick_device(device)
         if threads is not None:
             torch.set_num_threads(threads)
         kind = DTYPES.get(dtype, torch.float32 if device == "cpu" else torch.bfloat16)

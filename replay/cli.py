@@ -17,6 +17,7 @@ from replay.commands import (
     compare,
     corpus,
     export,
+    model,
     plot,
     record,
     replay,
@@ -84,6 +85,7 @@ export.register(app)
 corpus.register(app)
 agent_study.register(app)
 tree.register(app)
+model.register(app)
 serve.register(app)
 record.register(app)
 bench.register(app)
