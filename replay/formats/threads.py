@@ -11,23 +11,34 @@ import json
 from typing import Any
 
 
+class Threads:
+    """Names conversations as their requests come; `prefix` stands before each number."""
+
+    def __init__(self, prefix: str = "conversation-") -> None:
+        self._prefix, self._count = prefix, 0
+        self._tails: dict[bytes, tuple[str, int]] = {}
+
+    def place(self, body: dict[str, Any]) -> tuple[str, int]:
+        """The conversation of a request with messages, and its turn there, from 1."""
+        prefixes = _prefixes(body)
+        # The longest earlier request that this one extends; an equal one was only sent again.
+        found = next((self._tails[p] for p in reversed(prefixes) if p in self._tails), None)
+        if found is None:
+            self._count += 1
+            found = (f"{self._prefix}{self._count:03}", 0)
+        name, turn = found[0], found[1] + 1
+        self._tails[prefixes[-1]] = (name, turn)
+        return name, turn
+
+
 def name_conversations(lines: list[dict[str, Any]]) -> None:
     """Fill in `conversation` and `turn` of lines that have no conversation, in place."""
-    tails: dict[bytes, tuple[str, int]] = {}
-    count = 0
+    threads = Threads()
     for line in lines:
         known = line["lumotree"]
-        if known.get("conversation") is not None:
-            continue
-        prefixes = _prefixes(line["body"])
-        # The longest earlier request that this one extends; an equal one was only sent again.
-        found = next((tails[p] for p in reversed(prefixes) if p in tails), None)
-        if found is None:
-            count += 1
-            found = (f"conversation-{count:03}", 0)
-        name, turn = found[0], found[1] + 1
-        known |= {"conversation": name, "turn": turn}
-        tails[prefixes[-1]] = (name, turn)
+        if known.get("conversation") is None:
+            name, turn = threads.place(line["body"])
+            known |= {"conversation": name, "turn": turn}
 
 
 def _prefixes(body: dict[str, Any]) -> list[bytes]:

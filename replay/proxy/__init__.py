@@ -1,0 +1,1 @@
+"""The recording proxy: a client's traffic passes through unchanged and becomes a corpus."""
