@@ -12,15 +12,17 @@ NAME = "constants.json"
 
 
 class Constants:
-    """What audits measured on their calibration data, by audit; kept in `folder` if there is one.
+    """What audits measured on their calibration data, by audit and seed; kept in `folder` if there
+    is one.
 
     A value is written once. A later run in the same folder must find the same values, so nothing
     that was seen on held-out data can widen a limit.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, seed: int = 0) -> None:
         """Raises LumoTreeError for a file that cannot be read."""
         self.path = None if folder is None else folder / NAME
+        self.seed = seed
         self.values: dict[str, Any] = {}
         if self.path is not None and self.path.exists():
             try:
@@ -35,9 +37,10 @@ class Constants:
         """
         # What is compared is what a file holds: JSON turns tuples into lists.
         found = json.loads(json.dumps({"measured_on": measured_on, "values": values}))
-        if self.values.setdefault(audit, found) != found:
+        key = f"{audit}, seed {self.seed}"
+        if self.values.setdefault(key, found) != found:
             raise LumoTreeError(
-                f"{self.path or NAME} holds other constants of the {audit} audit",
+                f"{self.path or NAME} holds other constants of {key}",
                 "they are frozen; audit into a new folder with --out",
             )
         if self.path is not None:

@@ -53,10 +53,12 @@ class Toy:
         return np.random.default_rng(key).normal(0.0, 2.0, VOCAB)
 
 
-def enumerations(seed: int, length: int) -> Iterator[Check]:
+def enumerations(seed: int, length: int, first_step: int = 0) -> Iterator[Check]:
     """One check per tree and setting, over all texts of `length` tokens."""
+    step = first_step - 1
     for name, params in SETTINGS.items():
         for tree in TREES:
+            step += 1
             choose = random.Random(f"{seed} {tree} {name}")
             prompt = tuple(choose.choices(range(VOCAB), k=4))
             toy = Toy(choose.randrange(2**32))
@@ -70,7 +72,7 @@ def enumerations(seed: int, length: int) -> Iterator[Check]:
                 not wrong,
                 f"probabilities differ by {apart:.1e}" if wrong else "",
                 {"largest difference": apart},
-                0,
+                step,
             )
 
 

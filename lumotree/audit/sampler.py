@@ -55,6 +55,11 @@ class SamplerPlan:
     def quick(cls) -> SamplerPlan:
         return cls(runs=2, run_tokens=48, walks=20_000, texts=3)
 
+    @classmethod
+    def probe(cls) -> SamplerPlan:
+        """What one planted fault is looked for with."""
+        return cls(2, 1, 24, 10_000, 3, other_process=False)
+
 
 @dataclass(frozen=True)
 class Captured:
@@ -149,12 +154,14 @@ def audit_sampler(
     seed: int,
     planted=nullcontext,
 ) -> Iterator[Check]:
-    """Checks as they are made. `planted` makes the context in which production code runs."""
+    """Checks as they are made; captured steps first, since a fault acts in them step by step.
+
+    Production code runs inside `planted()`, the definitions outside of it or untouched by it.
+    """
     with planted():
-        yield from enumerations(seed, plan.texts)
-        steps = capture(engine, plan, prompts, seed)
-        for number, step in enumerate(steps):
+        for number, step in enumerate(capture(engine, plan, prompts, seed)):
             yield from step_checks(step, number, plan, seed)
+        yield from enumerations(seed, plan.texts, first_step=plan.steps)
     yield from seed_checks(seed, plan.other_process)
 
 

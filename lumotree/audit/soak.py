@@ -45,6 +45,11 @@ class SoakPlan:
     def quick(cls) -> SoakPlan:
         return cls(400, 16, 200)
 
+    @classmethod
+    def probe(cls) -> SoakPlan:
+        """What one planted fault is looked for with."""
+        return cls(0, 8)
+
 
 class Scripted(Decoder):
     """Drafts along a known text over random trees, right or wrong by chance.
