@@ -18,7 +18,7 @@ from lumotree.draft.plan import DraftPlan, Proposal, draft_plan, fill
 from lumotree.draft.suffix import SuffixAutomaton
 from lumotree.errors import CheckpointError, RequestError
 from lumotree.model.hybrid import HybridModel
-from lumotree.model.rows import PrefillRows, TreeRows
+from lumotree.model.rows import TreeRows, prefill_rows
 from lumotree.model.runner import MAX_INDICES, RowRunner
 from lumotree.ops import reference as ops
 from lumotree.prefix import PrefixStore
@@ -28,24 +28,32 @@ from lumotree.state import HybridState
 from lumotree.text import ChatTokenizer, StreamDecoder
 from lumotree.tree import TreeDescriptor, tree_from_name
 
-# Prompts are computed in runs that start at multiples of this many positions, so that a prefix
-# taken from a snapshot has the bits of one computed afresh.
-PREFILL_CHUNK = 256
 _SLOT_STEP = 1024
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """tree: a preset or parent list; passes: MTP passes per step; suffix: copy from own text."""
+    """tree: a preset or parent list; passes: MTP passes per step; suffix: copy from own text.
+
+    verify: the GDN verifier. draft_vocab: MTP candidates are the best of the first so many ids
+    (0: of all). attention, selection and operands choose between a kernel and the torch
+    operations in its place, where there are kernels.
+    """
 
     tree: str = "hydra27"
     passes: int = 5
     suffix: bool = True
+    verify: str = "path-scan"
+    draft_vocab: int = 0
+    attention: str = "grouped"
+    selection: str = "fused"
+    operands: str = "prepared"
 
 
 @dataclass
 class Verified:
-    """The target's answer to a proposal, for its active rows alone."""
+    """The target's answer to a proposal: for its active rows, or for rows some of which are not
+    `active`, as a captured step must."""
 
     tree: TreeDescriptor
     kept: tuple[int, ...]  # row of the proposal behind each row of `tree`
@@ -53,6 +61,7 @@ class Verified:
     rows: TreeRows
     hidden: Tensor
     logits: Tensor
+    active: Sequence[bool]
 
 
 @dataclass
@@ -86,14 +95,14 @@ class Run:
 def prefill(model: HybridModel, state: HybridState, tokens: Sequence[int]) -> Tensor:
     """Materialises `tokens` past `state.length`; returns the last one's hidden row [1, hidden].
 
-    Runs start at multiples of PREFILL_CHUNK wherever the state stands on one. Fills the draft
-    head's keys and values too when the state has room for them.
+    Runs start at multiples of `model.prefill_chunk` wherever the state stands on one. Fills the
+    draft head's keys and values too when the state has room for them.
     """
     ids = torch.tensor(tokens, device=model.device)
     hidden = None
-    for start in range(state.length, len(tokens), PREFILL_CHUNK):
-        piece = ids[start : start + PREFILL_CHUNK]
-        rows = PrefillRows(state.kv, start, piece.numel(), model.rope, state)
+    for start in range(state.length, len(tokens), model.prefill_chunk):
+        piece = ids[start : start + model.prefill_chunk]
+        rows = prefill_rows(model, state.kv, start, piece.numel(), state)
         hidden = model.forward(piece, rows)
         if state.mtp_kv is not None:
             mtp.fill_prompt(model, state, piece, hidden, start)
@@ -165,7 +174,7 @@ class Decoder:
             self._count(run, proposal, [verified.kept[row] for row in path[: taken + 1]])
         if run.finish_reason is None:
             with self._phase(run, "publish"):
-                verified.rows.publish(path, verified.hidden)
+                self.publish(run, verified, path)
         self._hand_out(run)
 
     def begin(
@@ -196,6 +205,7 @@ class Decoder:
         root = self.runner.index("root")
         logits = self.model.logits(ops.pad_rows(hidden, root.padded))[:1]
         self._emit(run, self._sample(run, logits, tree_from_name("root"), [0], len(tokens) - 1))
+        run.history.add(run.fresh[0])
         self._hand_out(run)
         return run, state
 
@@ -203,7 +213,14 @@ class Decoder:
         """Draft tokens for the rows that have a source; an arm without drafts gets the root."""
         candidates = []
         if self.uses_mtp:
-            candidates = mtp.draft(self.model, state, run.tokens, len(self.plan.mtp), self.runner)
+            candidates = mtp.draft(
+                self.model,
+                state,
+                run.tokens,
+                len(self.plan.mtp),
+                self.runner,
+                self.config.draft_vocab or None,
+            )
         return fill(self.plan, run.tokens[-1], candidates, run.suffix)
 
     def verify(self, state: HybridState, proposal: Proposal) -> Verified:
@@ -214,13 +231,18 @@ class Decoder:
         rows = TreeRows(index, state.kv, state.length, self.model.rope, state)
         hidden = self.model.forward(self.runner.token_ids(tokens, index.padded), rows)
         logits = self.model.logits(hidden)[: len(tree)]
-        return Verified(tree, kept, tokens, rows, hidden, logits)
+        return Verified(tree, kept, tokens, rows, hidden, logits, [True] * len(tree))
 
     def select(self, run: Run, verified: Verified) -> tuple[list[int], int]:
         """The walk: accepted rows from the root, and the next pending token."""
         tree = verified.tree
         sampled = self._sample(run, verified.logits, tree, verified.tokens, verified.rows.prefix)
-        return accept_walk(tree.children, verified.tokens, [True] * len(tree), sampled)
+        return accept_walk(tree.children, verified.tokens, verified.active, sampled)
+
+    def publish(self, run: Run, verified: Verified, path: list[int]) -> None:
+        """Advances the state along `path`; what was emitted joins the history of penalties."""
+        verified.rows.publish(path, verified.hidden)
+        run.history.add(run.fresh[0])
 
     def _sample(
         self, run: Run, logits: Tensor, tree: TreeDescriptor, tokens: list[int], root_position: int
@@ -249,7 +271,8 @@ class Decoder:
         if snapshot is not None:
             state.restore(snapshot)
             run.reused = snapshot.length
-        aligned = (len(prompt) - 1) // PREFILL_CHUNK * PREFILL_CHUNK
+        chunk = self.model.prefill_chunk
+        aligned = (len(prompt) - 1) // chunk * chunk
         if conversation is not None and aligned > run.reused:
             prefill(self.model, state, prompt[:aligned])
             self.snapshots.put(conversation, state.snapshot(tuple(prompt[:aligned])))
@@ -276,7 +299,6 @@ class Decoder:
                 break
         run.completion_tokens += taken
         run.output += shown
-        run.history.add(shown)
         if run.suffix is not None:
             run.suffix.extend(shown)
         run.fresh = (tuple(shown), text)
@@ -353,9 +375,7 @@ class Decoder:
             model = self.model
             self._state = None  # the old slot makes room for the new one
             try:
-                self._state = HybridState(
-                    model.config, capacity, model.dtype, model.device, self.uses_mtp
-                )
+                self._state = model.new_state(capacity, self.uses_mtp)
             except (torch.OutOfMemoryError, MemoryError) as error:
                 raise RequestError(
                     f"{model.device} has no memory for the state of {capacity} tokens",

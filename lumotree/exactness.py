@@ -14,7 +14,6 @@ from lumotree.model.hybrid import HybridModel
 from lumotree.model.rows import TreeRows
 from lumotree.model.runner import RowRunner
 from lumotree.ops.reference import KEY_BLOCK
-from lumotree.state import HybridState
 from lumotree.tree import TreeDescriptor, tree_from_name
 
 ROW_MULTIPLES = (4, 8, 16, 32)
@@ -43,7 +42,7 @@ def _equal_bits(
     model: HybridModel, runner: RowRunner, tree: TreeDescriptor, ids: torch.Tensor, count: int
 ) -> bool:
     capacity = count + len(tree)
-    state = HybridState(model.config, capacity, model.dtype, model.device, mtp=False)
+    state = model.new_state(capacity, mtp=False)
     prompt, tokens = ids[:count].tolist(), ids[count:].tolist()
     prefill(model, state, prompt)
     before = state.snapshot(tuple(prompt))

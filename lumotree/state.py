@@ -18,19 +18,26 @@ from lumotree.model.config import ModelConfig
 
 @dataclass
 class KVCache:
-    """Keys and values of a stack of attention layers, float32 [layers, kv_heads, slots, head_dim].
+    """Keys and values of a stack of attention layers, [layers, kv_heads, slots, head_dim].
 
-    float32 whatever the model dtype: the values are those of the model dtype, widened once
-    here and not at every step.
+    float32 for the torch operations, whatever the model dtype: its values are widened once here
+    and not at every step. Kernels read the model dtype.
     """
 
     keys: Tensor
     values: Tensor
 
     @classmethod
-    def empty(cls, config: ModelConfig, layers: int, slots: int, device: torch.device) -> KVCache:
+    def empty(
+        cls,
+        config: ModelConfig,
+        layers: int,
+        slots: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ) -> KVCache:
         shape = (layers, config.num_key_value_heads, slots, config.head_dim)
-        keys = torch.empty(shape, dtype=torch.float32, device=device)
+        keys = torch.empty(shape, dtype=dtype, device=device)
         return cls(keys, torch.empty_like(keys))
 
     @property
@@ -44,8 +51,8 @@ class KVCache:
         row is not finite all the same.
         """
         values = values.transpose(0, 1).nan_to_num(0.0, 0.0, 0.0)
-        self.keys[layer][:, slots] = keys.transpose(0, 1).float()
-        self.values[layer][:, slots] = values.float()
+        self.keys[layer][:, slots] = keys.transpose(0, 1).to(self.keys.dtype)
+        self.values[layer][:, slots] = values.to(self.values.dtype)
 
     def move(self, source: Tensor, start: int) -> None:
         """Copies the slots `source` of every layer to start, start + 1, ... (read before write)."""
@@ -102,6 +109,7 @@ class HybridState:
         dtype: torch.dtype,
         device: torch.device,
         mtp: bool,
+        kv_dtype: torch.dtype = torch.float32,
     ) -> None:
         self.capacity = capacity
         self.recurrent = torch.empty(
@@ -118,8 +126,8 @@ class HybridState:
             dtype=dtype,
             device=device,
         )
-        self.kv = KVCache.empty(config, config.num_full_layers, capacity, device)
-        self.mtp_kv = KVCache.empty(config, 1, capacity, device) if mtp else None
+        self.kv = KVCache.empty(config, config.num_full_layers, capacity, device, kv_dtype)
+        self.mtp_kv = KVCache.empty(config, 1, capacity, device, kv_dtype) if mtp else None
         self.hidden_size = config.hidden_size
         self.reset()
 

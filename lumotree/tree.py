@@ -14,8 +14,8 @@ from functools import cached_property, lru_cache
 
 from lumotree.errors import LumoTreeError
 
-# The last key block and the tree's own keys are summed by one BLAS chain, which holds 384 terms:
-# 255 + 128 fit (ops/reference.py).
+# The last key block and the tree's own keys are summed by one BLAS chain, which holds 384 or 192
+# terms: 255 + 128 and 63 + 128 fit (KEY_BLOCK in ops/reference.py).
 MAX_ROWS = 128
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lumotree.model.hybrid import HybridModel
-from lumotree.model.rows import PrefillRows, TreeRows
+from lumotree.model.rows import TreeRows, prefill_rows
 from lumotree.model.runner import RowRunner
 from lumotree.ops import reference as ops
 from lumotree.state import HybridState
@@ -35,17 +35,23 @@ def refill(
 
 
 def draft(
-    model: HybridModel, state: HybridState, tokens: Sequence[int], passes: int, runner: RowRunner
+    model: HybridModel,
+    state: HybridState,
+    tokens: Sequence[int],
+    passes: int,
+    runner: RowRunner,
+    vocab: int | None = None,
 ) -> list[tuple[int, list[int]]]:
     """(argmax, ordered best three) of each of `passes` depths below the pending token.
 
+    vocab: candidates are chosen among the first so many ids, all by default.
     Depth k reads the keys of depth 1 at every earlier position and those of its own chain.
     """
     found: list[tuple[int, list[int]]] = []
     index = runner.index("root")
     hidden = refill(model, state, tokens, runner)
     for depth in range(1, passes + 1):
-        logits = model.logits(ops.pad_rows(hidden, index.padded))[:1]
+        logits = model.logits(ops.pad_rows(hidden, index.padded), vocab)[:1]
         best, ordered = ops.top_candidates(logits)
         found.append((best[0], ordered[0]))
         if depth < passes:
@@ -65,6 +71,6 @@ def fill_prompt(
     so the last row waits for its successor.
     """
     before = state.mtp_hidden if start else torch.zeros_like(hidden[:1])
-    rows = PrefillRows(state.mtp_kv, start, ids.numel(), model.rope, first=1)
+    rows = prefill_rows(model, state.mtp_kv, start, ids.numel(), first=1)
     model.draft_forward(ids, torch.cat((before, hidden[:-1])), rows)
     state.mtp_hidden = hidden[-1:].clone()

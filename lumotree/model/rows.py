@@ -6,14 +6,18 @@ TreeRows reads the persistent state and changes none of it; it records what publ
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from lumotree.model.layers import Attention, GatedDeltaNet
+from lumotree.model.layers import Attention, GatedDeltaNet, Rows
 from lumotree.ops import reference as ops
 from lumotree.state import HybridState, KVCache
 from lumotree.tree import TreeDescriptor
+
+if TYPE_CHECKING:
+    from lumotree.model.hybrid import HybridModel
 
 
 @dataclass(frozen=True)
@@ -293,3 +297,20 @@ class PrefillRows:
             self.first,
         )
         return mixer.finish(out, gate)
+
+
+def prefill_rows(
+    model: HybridModel,
+    cache: KVCache,
+    start: int,
+    count: int,
+    state: HybridState | None = None,
+    first: int = 0,
+) -> Rows:
+    """Rows of a run of prompt tokens, in kernels where the model's device has them."""
+    kind: type = PrefillRows
+    if model.kernels:
+        from lumotree.captured.prefill import RunRows
+
+        kind = RunRows
+    return kind(cache, start, count, model.rope, state, first)

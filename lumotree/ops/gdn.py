@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from lumotree.model.config import ModelConfig
 from lumotree.tree import TreeDescriptor
 
 
@@ -19,6 +20,16 @@ class Geometry:
     key_heads: int
     dk: int
     dv: int
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> Geometry:
+        return cls(
+            config.num_linear_layers,
+            config.linear_num_value_heads,
+            config.linear_num_key_heads,
+            config.linear_key_head_dim,
+            config.linear_value_head_dim,
+        )
 
     @property
     def state_bytes(self) -> int:
@@ -53,6 +64,36 @@ class Operands:
     decay: Tensor
     beta: Tensor
     overlap: Tensor
+
+    @classmethod
+    def empty(
+        cls,
+        g: Geometry,
+        rows: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        keys: torch.dtype = torch.float32,
+    ) -> Operands:
+        """Room for the operands of `rows`; `keys` is the dtype of queries and keys."""
+
+        def room(*shape: int, kind: torch.dtype = torch.float32) -> Tensor:
+            return torch.empty(rows, *shape, dtype=kind, device=device)
+
+        return cls(
+            query=room(g.key_heads, g.dk, kind=keys),
+            key=room(g.key_heads, g.dk, kind=keys),
+            value=room(g.heads, g.dv, kind=dtype),
+            decay=room(g.heads),
+            beta=room(g.heads),
+            overlap=room(g.key_heads),
+        )
+
+    def copy_(self, other: Operands) -> None:
+        """Copies every part that does not lie here already."""
+        for f in fields(self):
+            here, given = getattr(self, f.name), getattr(other, f.name)
+            if here.data_ptr() != given.data_ptr():
+                here.copy_(given)
 
     def map(self, change) -> Operands:
         return Operands(**{f.name: change(getattr(self, f.name)) for f in fields(self)})
@@ -98,4 +139,4 @@ class Path:
 
     def last(self) -> Tensor:
         """int64 [1]: the frontier, the deepest accepted row."""
-        return self.rows.index_select(0, self.count.long() - 1).long()
+        return self.rows.index_select(0, (self.count.long() - 1).clamp(min=0)).long()

@@ -19,7 +19,12 @@ from torch import Tensor
 
 # Prefix keys are summed in blocks of this many absolute positions. One BLAS call sums a block
 # as a single chain from its first key to its last, so zero weights between keys change no bit.
-KEY_BLOCK = 256
+# The last block and a tree's own keys (at most 128) share a chain, which MKL holds to 384 terms
+# with AVX-512 and to 192 without.
+_WIDE_VECTORS = torch.backends.cpu.get_cpu_capability() == "AVX512"
+KEY_BLOCK = 256 if _WIDE_VECTORS else 64
+# Score products with fewer queries go to other BLAS kernels: pad to this many.
+MIN_QUERIES = 1 if _WIDE_VECTORS else 16
 # Products with fewer keys go to other BLAS kernels, which sum in another order: pad to this many.
 MIN_KEYS = 16
 # Intra-chunk length of the chunked delta rule, as in its reference implementations.
@@ -36,6 +41,11 @@ def pack(weight: Tensor) -> Tensor:
     On CUDA a view: cuBLAS wants the reduction dimension contiguous.
     """
     return weight.t() if weight.is_cuda else weight.t().contiguous()
+
+
+def first(packed: Tensor, outputs: int) -> Tensor:
+    """The first outputs of a packed weight alone, sharing its memory."""
+    return packed[:, :outputs]
 
 
 def pad_rows(x: Tensor, rows: int) -> Tensor:
@@ -291,7 +301,9 @@ def tree_attention(
         q = q.reshape(n, kv_heads, -1, d).transpose(0, 1)
     queries = q.reshape(kv_heads, m, d).transpose(1, 2)
     some = F.pad(keys, (0, 0, 0, MIN_KEYS - length)) if length < MIN_KEYS else keys
-    scores = torch.bmm(some, queries)[:, :length].transpose(1, 2).contiguous()
+    if m < MIN_QUERIES:
+        queries = F.pad(queries, (0, MIN_QUERIES - m))
+    scores = torch.bmm(some, queries)[:, :length, :m].transpose(1, 2).contiguous()
     if hidden is not None:
         scores[..., prefix:].masked_fill_(hidden, float("-inf"))
     if first:

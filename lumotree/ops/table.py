@@ -17,6 +17,9 @@ class Table(Protocol):
     def pack(self, weight: Tensor) -> Tensor:
         """[out, in] weight of a checkpoint -> what the products below take."""
 
+    def first(self, packed: Tensor, outputs: int) -> Tensor:
+        """The first outputs of a packed weight alone, sharing its memory."""
+
     def linear(self, x: Tensor, packed: Tensor) -> Tensor: ...
 
     def linear_swiglu(self, x: Tensor, packed: Tensor) -> Tensor: ...
@@ -39,4 +42,8 @@ def has_kernels(device: torch.device) -> bool:
 
 def table_for(device: torch.device) -> Table:
     """The functions for a device."""
-    return reference
+    if not has_kernels(device):
+        return reference
+    from lumotree.ops import fused
+
+    return fused

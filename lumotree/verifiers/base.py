@@ -25,17 +25,26 @@ class Verifier(ABC):
 
     name: the row of the table and the value of `verify=`. title: who it is. policy: its
     numerical policy, one sentence. exact: whether it claims native bits.
+    empty_path: whether `publish` of a path of count 0 leaves the states as they are.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
     policy: ClassVar[str]
     exact: ClassVar[bool] = False
+    empty_path: ClassVar[bool] = False
     # Largest error of an output and of a published state against float64 that passes the gate,
     # for operands of unit size: float32 arithmetic, unless the policy rounds to bfloat16.
     tolerance: ClassVar[tuple[float, float]] = (1e-5, 1e-4)
 
-    def __init__(self, tree: TreeDescriptor, geometry: Geometry, device: torch.device) -> None:
+    def __init__(
+        self,
+        tree: TreeDescriptor,
+        geometry: Geometry,
+        device: torch.device,
+        value_dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        self.value_dtype = value_dtype
         self.tree, self.geometry, self.device = tree, geometry, torch.device(device)
         self.rows = len(tree)
         self.buffers: dict[str, Tensor] = {}
@@ -52,13 +61,16 @@ class Verifier(ABC):
     def buffers_mib(self) -> float:
         return sum(b.numel() * b.element_size() for b in self.buffers.values()) / MIB
 
-    def place(self, layer: int, operands: Operands) -> Operands:
-        """Where a layer's operands shall lie: a verifier that keeps them offers its own buffers.
-
-        Whoever computes the operands writes them there; this copies them, for callers that have
-        them already.
-        """
+    def destination(self, layer: int, operands: Operands) -> Operands:
+        """Where a layer's operands shall be written: a verifier that keeps some offers its own
+        buffers for them, and takes the rest of `operands`, which are anybody's."""
         return operands
+
+    def place(self, layer: int, operands: Operands) -> Operands:
+        """Copies operands that are there already to their destination, which it returns."""
+        kept = self.destination(layer, operands)
+        kept.copy_(operands)
+        return kept
 
     @abstractmethod
     def verify(self, layer: int, recurrent: Tensor, operands: Operands) -> Tensor:

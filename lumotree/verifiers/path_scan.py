@@ -44,7 +44,7 @@ def update_rows(
 class OperandRing:
     """Operands that a replay needs, of every layer and row: key, value, decay, beta."""
 
-    def __init__(self, verifier: Verifier, value_dtype: torch.dtype) -> None:
+    def __init__(self, verifier: Verifier) -> None:
         g, rows = verifier.geometry, verifier.rows
         lead = (g.layers, rows)
         key = verifier.buffer("keys", (*lead, g.key_heads, g.dk))
@@ -53,7 +53,7 @@ class OperandRing:
             # Nobody reads a replayed row's output: key and decay stand in for query and overlap.
             query=key,
             key=key,
-            value=verifier.buffer("values", (*lead, g.heads, g.dv), value_dtype),
+            value=verifier.buffer("values", (*lead, g.heads, g.dv), verifier.value_dtype),
             decay=decay,
             beta=verifier.buffer("betas", (*lead, g.heads)),
             overlap=decay[..., : g.key_heads],
@@ -61,14 +61,6 @@ class OperandRing:
 
     def layer(self, layer: int) -> Operands:
         return self.operands.map(lambda x: x[layer])
-
-    def record(self, layer: int, operands: Operands) -> None:
-        """Copies a layer's operands, unless they were written here in the first place."""
-        kept = self.layer(layer)
-        for name in ("key", "value", "decay", "beta"):
-            here, given = getattr(kept, name), getattr(operands, name)
-            if here.data_ptr() != given.data_ptr():
-                here.copy_(given)
 
 
 class PathScan(Verifier):
@@ -79,6 +71,7 @@ class PathScan(Verifier):
         "publication is the native update"
     )
     exact = True
+    empty_path = True
 
     def __init__(
         self,
@@ -88,8 +81,8 @@ class PathScan(Verifier):
         value_dtype: torch.dtype = torch.bfloat16,
         launch=None,
     ) -> None:
-        super().__init__(tree, geometry, device)
-        self.ring = OperandRing(self, value_dtype)
+        super().__init__(tree, geometry, device, value_dtype)
+        self.ring = OperandRing(self)
         self.kernels = None
         self.cuts = None
         if has_kernels(self.device):
@@ -100,12 +93,11 @@ class PathScan(Verifier):
                 shape = (self.kernels.schedule.cuts, geometry.heads, geometry.dk, geometry.dv)
                 self.cuts = self.buffer("cut states", shape)
 
-    def place(self, layer: int, operands: Operands) -> Operands:
-        self.ring.record(layer, operands)
+    def destination(self, layer: int, operands: Operands) -> Operands:
         return replace(self.ring.layer(layer), query=operands.query, overlap=operands.overlap)
 
     def verify(self, layer: int, recurrent: Tensor, operands: Operands) -> Tensor:
-        self.ring.record(layer, operands)
+        self.place(layer, operands)
         if self.kernels is not None:
             g = self.geometry
             out = recurrent.new_empty(self.rows, g.heads, g.dv)

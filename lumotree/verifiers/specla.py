@@ -27,8 +27,10 @@ class SpecLA(Solving):
     low = False
     u_dtype = torch.float32
 
-    def __init__(self, tree: TreeDescriptor, geometry: Geometry, device: torch.device) -> None:
-        super().__init__(tree, geometry, device)
+    def __init__(
+        self, tree: TreeDescriptor, geometry: Geometry, device: torch.device, *options
+    ) -> None:
+        super().__init__(tree, geometry, device, *options)
         leaves = [row for row in range(len(tree)) if not tree.children[row]]
         chains = [tree.root_paths[leaf] for leaf in leaves]
         length = max(map(len, chains))

@@ -19,8 +19,10 @@ class TorchNode(Verifier):
     title = "PyTorch node by node"
     policy = "float32 torch operations per node, output read from the updated state"
 
-    def __init__(self, tree: TreeDescriptor, geometry: Geometry, device: torch.device) -> None:
-        super().__init__(tree, geometry, device)
+    def __init__(
+        self, tree: TreeDescriptor, geometry: Geometry, device: torch.device, *options
+    ) -> None:
+        super().__init__(tree, geometry, device, *options)
         g = geometry
         self.states = self.buffer("node states", (g.layers, self.rows, g.heads, g.dk, g.dv))
 

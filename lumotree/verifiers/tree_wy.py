@@ -26,8 +26,10 @@ class TreeWY(Weaver):
     )
     pending = True
 
-    def __init__(self, tree: TreeDescriptor, geometry: Geometry, device: torch.device) -> None:
-        super().__init__(tree, geometry, device)
+    def __init__(
+        self, tree: TreeDescriptor, geometry: Geometry, device: torch.device, *options
+    ) -> None:
+        super().__init__(tree, geometry, device, *options)
         g, lead = geometry, (geometry.layers, max(tree.depth) + 1)
         self.commit = compact.Factors(
             key=self.buffer("commit keys", (*lead, g.key_heads, g.dk), torch.bfloat16),

@@ -24,8 +24,10 @@ class Solving(Verifier):
     # Columns of a tile and warps of a program of the fused kernel, as measured best.
     block, warps = 64, 4
 
-    def __init__(self, tree: TreeDescriptor, geometry: Geometry, device: torch.device) -> None:
-        super().__init__(tree, geometry, device)
+    def __init__(
+        self, tree: TreeDescriptor, geometry: Geometry, device: torch.device, *options
+    ) -> None:
+        super().__init__(tree, geometry, device, *options)
         g, lead = geometry, (geometry.layers, self.rows)
         key_dtype = torch.bfloat16 if self.low else torch.float32
         self.factors = compact.Factors(

@@ -10,7 +10,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lumotree.decoder import PREFILL_CHUNK, Decoder, DecoderConfig, Run
+from lumotree.decoder import Decoder, DecoderConfig, Run
+from lumotree.model.hybrid import PREFILL_CHUNK
 from lumotree.draft import mtp
 from lumotree.draft.plan import Proposal
 from lumotree.engine import Engine

@@ -1,0 +1,245 @@
+"""The decoder's stages as captured graphs: same loop, same proposals, same walk.
+
+A step launches verification, selection, publication and the next drafts in a row, without
+asking the host in between: publication and drafting read the accepted path on the device. The
+host waits once for the path, and takes tokens, text and suffix statistics in while publication
+and drafting run; what it then waits for are the drafts themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from lumotree.captured.draft import DraftPasses
+from lumotree.captured.graph import Captured
+from lumotree.captured.rows import StepRows
+from lumotree.captured.step import RequestBuffers, VerifyStep
+from lumotree.decoder import Decoder, Run, Verified
+from lumotree.draft.plan import Proposal, fill
+from lumotree.model.runner import MATCHED_ROWS
+from lumotree.ops.select import SamplingBlock
+from lumotree.sampling import accept_walk
+from lumotree.state import HybridState
+from lumotree.tree import TreeDescriptor
+
+# State slots come in powers of two from here: a captured graph belongs to one slot.
+FIRST_CAPACITY = 4096
+STAGES = ("verify", "select", "publish", "draft")
+
+
+class CapturedDecoder(Decoder):
+    """Decodes one request at a time; buffers and graphs live as long as the state slot."""
+
+    def __init__(self, *args) -> None:
+        super().__init__(*args)
+        config, model = self.config, self.model
+        self.active_tree, self.kept = self.tree.restrict(self.tree.default_active)
+        padded = len(self.active_tree)
+        self.padded = max(padded, MATCHED_ROWS) if self.runner.mode == "matched" else padded
+        self.request = RequestBuffers(model.config.vocab_size, model.device)
+        self.draft_vocab = config.draft_vocab or model.config.vocab_size
+        self.clock = _Clock(model.device)
+        pin = model.device.type == "cuda"
+        self.staging = torch.zeros(5 * self.padded, dtype=torch.uint8, pin_memory=pin)
+        self.drafted: DraftPasses | None = None
+        self.tree_step: VerifyStep | None = None
+
+    def begin(self, *args, **options) -> tuple[Run, HybridState]:
+        run, state = super().begin(*args, **options)
+        request = self.request
+        request.params.set(run.params)
+        request.length.fill_(state.length)
+        request.history.generated.copy_(run.history.generated)
+        request.history.prompt_seen.copy_(run.history.prompt_seen)
+        run.history = request.history
+        if self.uses_mtp:
+            self.drafted.feed(state.mtp_hidden, run.tokens[-1])
+            state.mtp_hidden = state.mtp_hidden[:0]
+            self.clock.start()
+            self._launch_drafts()
+        return run, state
+
+    def propose(self, run: Run, state: HybridState) -> Proposal:
+        """Draft tokens for the rows that have a source; waits for the drafts launched before."""
+        candidates = []
+        if self.uses_mtp:
+            self.clock.book(run)
+            candidates = [(best, ordered) for best, *ordered in self.candidates.tolist()]
+        return fill(self.plan, run.tokens[-1], candidates, run.suffix)
+
+    def verify(self, state: HybridState, proposal: Proposal) -> Verified:
+        """Launches one target forward over the tree; the state is only read."""
+        step = self.tree_step
+        tokens = [proposal.tokens[row] for row in self.kept]
+        active = [proposal.active[row] for row in self.kept]
+        self.staging[: 4 * len(tokens)].view(torch.int32).copy_(torch.tensor(tokens))
+        self.staging[4 * self.padded : 4 * self.padded + len(active)] = torch.tensor(active)
+        self.clock.start()
+        step.upload.copy_(self.staging, non_blocking=True)
+        self.graphs["verify"]()
+        self.clock.lap("verify")
+        return Verified(
+            self.active_tree, self.kept, tokens, _Rows(self, state), step.hidden, step.logits, active
+        )
+
+    def select(self, run: Run, verified: Verified) -> tuple[list[int], int]:
+        """The walk on the device, then publication and drafts behind it without waiting."""
+        selector = self.tree_step.selector
+        ahead = self.config.selection == "fused" and SamplingBlock.supports(run.params)
+        if ahead:
+            self.graphs["select"]()
+            self.result.copy_(selector.result, non_blocking=True)
+            self.clock.lap("select")
+            # A verifier that cannot publish an empty path waits for the host to see the flag.
+            ahead = self.tree_step.rows.verifier.empty_path
+            if ahead:
+                self._advance()
+            self.clock.book(run, until="select")
+            outcome = selector.outcome(self.result)
+            if not outcome.flag:
+                if not ahead:
+                    self._advance()
+                return list(outcome.path), outcome.pending
+        return self._select_on_host(run, verified)
+
+    def _select_on_host(self, run: Run, verified: Verified) -> tuple[list[int], int]:
+        """What the kernels do not cover (any top_k, many ties), by the torch definition."""
+        tree, state_length = verified.tree, verified.rows.state.length
+        sampled = self._sample(run, verified.logits[: len(tree)], tree, verified.tokens, state_length)
+        path, pending = accept_walk(tree.children, verified.tokens, verified.active, sampled)
+        run.history.add([*(verified.tokens[row] for row in path[1:]), pending])
+        self._set_path(path, pending)
+        self.clock.lap("select")
+        self._advance()
+        return path, pending
+
+    def publish(self, run: Run, verified: Verified, path: list[int]) -> None:
+        """`select` has launched it; here the host learns of the new length."""
+        verified.rows.state.length += len(path)
+
+    def _advance(self) -> None:
+        self.graphs["publish"]()
+        self.clock.lap("publish")
+        if self.uses_mtp:
+            self._launch_drafts()
+
+    def _launch_drafts(self) -> None:
+        self.graphs["draft"]()
+        self.candidates.copy_(self.drafted.candidates, non_blocking=True)
+        self.clock.lap("draft")
+
+    def _set_path(self, path: list[int], pending: int) -> None:
+        selector = self.tree_step.selector
+        words = torch.zeros_like(selector.result, device="cpu")
+        words[0], words[1] = len(path), pending
+        words[4 : 4 + len(path)] = torch.tensor(path, dtype=torch.int32)
+        selector.result.copy_(words)
+
+    def _slot(self, tokens: int) -> HybridState:
+        """The state slot and its graphs, made anew when a request needs more room.
+
+        A step that is under way when the request ends may publish and draft once more.
+        """
+        needed = tokens + 2 * len(self.tree) + MATCHED_ROWS
+        if self._state is None or self._state.capacity < needed:
+            self.tree_step = self.drafted = self.graphs = None
+            capacity = FIRST_CAPACITY
+            while capacity < needed:
+                capacity *= 2
+            state = super()._slot(capacity - len(self.tree))
+            self._capture(state)
+        return self._state
+
+    def _capture(self, state: HybridState) -> None:
+        model, config, device = self.model, self.config, self.model.device
+        if self.uses_mtp:
+            # Slot 0 weighs nothing and no slot is read before it is written, but a warm-up reads.
+            for side in (state.mtp_kv.keys, state.mtp_kv.values):
+                side.zero_()
+        rows = StepRows(
+            model,
+            state,
+            self.active_tree,
+            self.padded,
+            self.request.length,
+            config.verify,
+            config.attention == "stock",
+            config.operands == "inline",
+        )
+        self.tree_step = step = VerifyStep(
+            model, state, self.request, self.active_tree, self.padded, rows
+        )
+        pin = device.type == "cuda"
+        self.result = torch.zeros(step.selector.result.shape, dtype=torch.int32, pin_memory=pin)
+        work = {"verify": step.verify, "select": step.select, "publish": step.publish}
+        if self.uses_mtp:
+            self.drafted = DraftPasses(
+                model, state, step, len(self.plan.mtp), self.draft_vocab, self.padded
+            )
+            shape = self.drafted.candidates.shape
+            self.candidates = torch.zeros(shape, dtype=torch.int32, pin_memory=pin)
+            work["draft"] = self.drafted.draft
+            work["publish"] = lambda: (step.publish(), self.drafted.take())
+        pool = torch.cuda.graph_pool_handle() if pin else None
+        self.request.length.zero_()
+        step.selector.result.zero_()
+        self.graphs = {name: Captured(stage, device, pool) for name, stage in work.items()}
+        self.request.history.generated.zero_()
+
+    @contextmanager
+    def _phase(self, run: Run, name: str) -> Iterator[None]:
+        """Stages are timed by events on the device, see `_Clock`."""
+        yield
+
+
+class _Rows:
+    """A verified step's rows: what an audit publishes along a path of its own choice."""
+
+    def __init__(self, decoder: CapturedDecoder, state: HybridState) -> None:
+        self.decoder, self.state = decoder, state
+
+    @property
+    def prefix(self) -> int:
+        return self.state.length
+
+    def publish(self, path: list[int], hidden: Tensor) -> None:
+        decoder = self.decoder
+        decoder._set_path(path, 0)
+        decoder.graphs["publish"]()
+        self.state.length += len(path)
+
+
+class _Clock:
+    """Device milliseconds of each stage, between events; host clocks where there is no CUDA."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+        self.events = {}
+        if self.cuda:
+            for name in ("start", *STAGES):
+                self.events[name] = torch.cuda.Event(enable_timing=True)
+        self.laps: list[str] = []
+
+    def start(self) -> None:
+        self.laps = ["start"]
+        if self.cuda:
+            self.events["start"].record()
+
+    def lap(self, name: str) -> None:
+        self.laps.append(name)
+        if self.cuda:
+            self.events[name].record()
+
+    def book(self, run: Run, until: str | None = None) -> None:
+        """Waits for a lap, the last one by default, and books all laps up to it."""
+        if not self.cuda or not self.laps:
+            return
+        last = self.laps.index(until) if until else len(self.laps) - 1
+        self.events[self.laps[last]].synchronize()
+        for before, name in zip(self.laps[:last], self.laps[1 : last + 1], strict=True):
+            run.phases_ms[name] += self.events[before].elapsed_time(self.events[name])
+        self.laps = self.laps[last:]

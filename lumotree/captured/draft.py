@@ -1,0 +1,82 @@
+"""Drafting with the MTP head on fixed buffers; the torch definition is lumotree.draft.mtp."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lumotree.captured.rows import AttentionRows
+from lumotree.captured.step import VerifyStep
+from lumotree.model.hybrid import HybridModel
+from lumotree.ops.select import TopCandidates
+from lumotree.state import HybridState
+from lumotree.tree import TreeDescriptor, tree_from_name
+
+
+class DraftPasses:
+    """Refill of the head's keys from true hidden rows, then `passes` passes along the spine.
+
+    hidden [steps, hidden size] and tokens int32 [steps]: rows of the positions just published
+    and the tokens after them, the pending one last; count int32 [1] of them are real.
+    candidates int32 [passes, 4]: argmax and ordered best three of each depth.
+    """
+
+    def __init__(
+        self,
+        model: HybridModel,
+        state: HybridState,
+        step: VerifyStep,
+        passes: int,
+        vocab: int,
+        padded: int,
+    ) -> None:
+        self.model, self.step, self.passes, self.vocab = model, step, passes, vocab
+        device = model.device
+        steps = max(step.tree.depth) + 1
+        self.steps = steps
+        rows = max(padded, steps) if padded > 1 else steps
+        self.hidden = torch.zeros(rows, model.config.hidden_size, dtype=model.dtype, device=device)
+        self.tokens = torch.zeros(rows, dtype=torch.int32, device=device)
+        self.count = torch.zeros(1, dtype=torch.int32, device=device)
+        self.place = torch.arange(steps, dtype=torch.int32, device=device)
+        self.start = torch.zeros(1, dtype=torch.int32, device=device)
+        self.slots = torch.zeros(max(passes, 1), 1, dtype=torch.int32, device=device)
+        self.ahead = torch.arange(max(passes, 1), dtype=torch.int32, device=device)[:, None]
+        self.candidates = torch.zeros(passes, 4, dtype=torch.int32, device=device)
+
+        def see(tree: TreeDescriptor, padded: int, length: Tensor) -> AttentionRows:
+            return AttentionRows(model, tree, padded, state.mtp_kv, length, first=1)
+
+        chain = tree_from_name(f"chain-{steps - 1}" if steps > 1 else "root")
+        self.refill_rows = see(chain, rows, self.start)
+        root = tree_from_name("root")
+        self.pass_rows = [see(root, 1, slot) for slot in self.slots]
+        self.top = TopCandidates(1, vocab, min(vocab, model.live_vocab), device)
+
+    def feed(self, hidden: Tensor, token: int) -> None:
+        """Takes the prompt's last hidden row [1, hidden size] and the first pending token."""
+        self.hidden[:1].copy_(hidden)
+        self.tokens[:1].fill_(token)
+        self.count.fill_(1)
+
+    def take(self) -> None:
+        """Takes the rows that the step published and the tokens after them."""
+        step, selector, n = self.step, self.step.selector, self.steps
+        path, count = selector.path.rows, selector.path.count
+        self.hidden[:n].copy_(step.hidden.index_select(0, path[:n]))
+        after = step.tokens.index_select(0, path[1 : n + 1])
+        self.tokens[:n].copy_(torch.where(self.place == count - 1, selector.pending, after))
+        self.count.copy_(count)
+
+    def draft(self) -> None:
+        model, length = self.model, self.step.request.length
+        self.start.copy_(length + 1 - self.count)
+        self.slots.copy_(length + self.ahead)
+        out = model.draft_forward(self.tokens, self.hidden, self.refill_rows)
+        hidden = out.index_select(0, (self.count - 1).clamp(min=0))
+        for depth in range(1, self.passes + 1):
+            best, ordered = self.top(model.logits(hidden, self.vocab))
+            self.candidates[depth - 1, 0].copy_(best[0])
+            self.candidates[depth - 1, 1:].copy_(ordered[0])
+            if depth < self.passes:
+                hidden = model.draft_forward(best, hidden, self.pass_rows[depth])
