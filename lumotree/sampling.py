@@ -122,11 +122,16 @@ def gumbel_noise(
     """
     if isinstance(tokens, int):
         tokens = torch.arange(tokens, device=positions.device)[None]
-    keys = (positions * _POSITION_STEP).add_(_signed(_mix64_int(seed * _TOKEN_STEP)))
+    keys = (positions * _POSITION_STEP).add_(seed_start(seed))
     bits = _mix64_(tokens * _signed(_TOKEN_STEP) + keys[:, None])
     # The arithmetic shift gives [-2^51, 2^51); every step up to the logarithm is exact.
     u = (bits >> 12).double().add_(2.0**51 + 0.5).mul_(2.0**-52)
     return u.log_().neg_().log_().neg_().to(dtype)
+
+
+def seed_start(seed: int) -> int:
+    """The hashed seed, an int64: where the noise of `gumbel_noise` starts."""
+    return _signed(_mix64_int(seed * _TOKEN_STEP))
 
 
 def accept_walk(

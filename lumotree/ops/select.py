@@ -1,0 +1,240 @@
+"""Selection on the device: draft candidates, sampling of a tree's rows, the acceptance walk.
+
+Definitions: reference.top_candidates, sampling.sample_rows, sampling.accept_walk.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lumotree.ops import select_kernels as kernels
+from lumotree.ops.gdn import Path
+from lumotree.request import SamplingParams
+from lumotree.sampling import seed_start
+from lumotree.tree import MAX_ROWS, TreeDescriptor
+
+# The largest top_k that is sampled on the device.
+MAX_TOP_K = 64
+# Room for groups and candidates of a row; ties beyond it are the host's business.
+CHOSEN, FOUND = 128, 256
+# Parts of a row's vocabulary at most: enough programs for one row, and 2048 groups. A part has
+# at least some tiles, of COLUMNS ids each.
+PARTS, MIN_TILES = 64, 4
+# Logits of a program of `top_candidates`.
+BEST_BLOCK = 2048
+WORDS = 12
+
+
+def _padded(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()
+
+
+class TopCandidates:
+    """Argmax and ordered best three of rows of logits [rows, vocab], ids below `live` only.
+
+    Where values differ the order is torch.topk's; equal values come lowest id first, so the
+    argmax is the first of the three. NaN is above everything, as in torch.
+    """
+
+    def __init__(self, rows: int, vocab: int, live: int, device: torch.device) -> None:
+        if live < 3:
+            raise ValueError(f"the best three of {live} tokens do not exist")
+        self.vocab, self.live = vocab, live
+        self.parts = -(-vocab // BEST_BLOCK)
+        self.part = torch.empty(rows, self.parts, 3, dtype=torch.int64, device=device)
+        self.best = torch.empty(rows, dtype=torch.int32, device=device)
+        self.ordered = torch.empty(rows, 3, dtype=torch.int32, device=device)
+
+    def __call__(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """logits [n, vocab], n at most rows -> (int32 [n], int32 [n, 3]), overwritten next time."""
+        n = logits.shape[0]
+        block = min(BEST_BLOCK, _padded(self.vocab))
+        kernels.best_kernel[(self.parts, n)](
+            logits, self.part, self.vocab, self.live, logits.stride(0), BLOCK=block, num_warps=4
+        )
+        entries = 3 * self.parts
+        kernels.merge_kernel[(n,)](
+            self.part, self.best, self.ordered, entries, BLOCK=_padded(entries), num_warps=4
+        )
+        return self.best[:n], self.ordered[:n]
+
+
+class SamplingBlock:
+    """A request's sampling parameters on the device, int64 [12], as the kernels read them.
+
+    What sampling.py derives from a parameter is derived here, once, by the same arithmetic.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.words = torch.zeros(WORDS, dtype=torch.int64, device=device)
+
+    @staticmethod
+    def supports(params: SamplingParams) -> bool:
+        """Whether the device can sample: greedy, or top_k from 1 to MAX_TOP_K."""
+        return params.greedy or 1 <= params.top_k <= MAX_TOP_K
+
+    def set(self, params: SamplingParams) -> None:
+        """Takes the parameters of a request. Unsupported ones flag every row they sample."""
+        supported = self.supports(params)
+        greedy = params.greedy
+        words = torch.zeros(WORDS, dtype=torch.int64)
+        words[kernels.GREEDY.value] = greedy
+        words[kernels.TOP_K.value] = 1 if greedy or not supported else params.top_k
+        words[kernels.SUPPORTED.value] = supported
+        words[kernels.START.value] = seed_start(params.seed)
+        words[kernels.PENALISED.value] = (
+            params.presence_penalty != 0
+            or params.frequency_penalty != 0
+            or params.repetition_penalty != 1
+        )
+        fractions = words.view(torch.float64)
+        fractions[kernels.SCALE.value] = 1.0 if greedy else 1.0 / params.temperature
+        # Off, it must keep tokens whose mass rounds to nothing too.
+        fractions[kernels.TOP_P.value] = params.top_p if params.top_p < 1 else math.inf
+        fractions[kernels.LOG_MIN_P.value] = math.log(params.min_p) if params.min_p else -math.inf
+        fractions[kernels.PRESENCE.value] = params.presence_penalty
+        fractions[kernels.FREQUENCY.value] = params.frequency_penalty
+        fractions[kernels.SHRINK.value] = 1.0 / params.repetition_penalty
+        fractions[kernels.GROW.value] = params.repetition_penalty
+        self.words.copy_(words)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step selected, on the host. flag: a row on the path must be sampled by the host, and
+    then nothing was accepted or counted."""
+
+    path: tuple[int, ...]
+    pending: int
+    flag: bool
+    sampled: tuple[int, ...]
+
+
+class Selector:
+    """Sampling and walk of one tree. `result` int32 holds all the host wants, for one copy.
+
+    result: count, pending, flag, 0, path rows [height + 2], padding, sampled tokens [rows].
+    `path` reads the accepted rows and their count there. Scratch belongs to one stream.
+    """
+
+    def __init__(self, tree: TreeDescriptor, vocab: int, live: int, device: torch.device) -> None:
+        self.tree, self.vocab, self.live = tree, vocab, live
+        rows, self.depth = len(tree), max(tree.depth)
+        tiles = -(-vocab // kernels.COLUMNS.value)
+        self.tiles = max(MIN_TILES, _padded(-(-tiles // PARTS)))
+        self.parts = -(-tiles // self.tiles)
+        groups = self.parts * kernels.COLUMNS.value
+
+        def table(values, dtype=torch.int32) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)
+
+        def empty(*shape: int, dtype=torch.int32) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        below = [[*p[1:], *[-1] * (self.depth - len(p) + 1)] for p in tree.root_paths]
+        self.paths = table(below) if self.depth else table([[-1]])
+        self.depths, self.parents = table(tree.depth), table(tree.parents)
+        above = torch.zeros(rows, rows, dtype=torch.uint8)
+        for row, path in enumerate(tree.root_paths):
+            above[row, list(path)] = 1
+        self.ancestors = above.to(device)
+        self.groups = empty(rows, groups)
+        self.chosen = empty(rows, CHOSEN)
+        self.values = empty(rows, FOUND, dtype=torch.float32)
+        self.ids = empty(rows, FOUND)
+        self.masses = empty(rows, FOUND, dtype=torch.int64)
+        self.fallback = empty(rows)
+        self.first = 4 + -(-(self.depth + 2) // 4) * 4
+        self.result = torch.zeros(self.first + rows, dtype=torch.int32, device=device)
+        self.path = Path(self.result[4 : 4 + self.depth + 2], self.result[:1])
+        self.pending = self.result[1:2]
+        self.sampled = self.result[self.first :]
+
+    def sample(
+        self,
+        logits: Tensor,
+        block: SamplingBlock,
+        counts: Tensor,
+        prompt_seen: Tensor,
+        tokens: Tensor,
+        length: Tensor,
+    ) -> Tensor:
+        """The token each row would emit, int32 [rows]: sampling.sample_rows bit for bit.
+
+        logits [rows or more, vocab] in any float type; counts int32 [vocab] and prompt_seen bool
+        [vocab] as in TokenHistory; tokens int32 [rows], drafts; length integer [1], materialised
+        tokens: row i samples for position length + 1 + depth. Rows that the device cannot sample
+        (top_k 0 or above MAX_TOP_K, too many ties at the boundary, values that are not finite
+        at the top) hold a valid id and are marked in `fallback`.
+        """
+        rows = len(self.tree)
+        shape = dict(TILES=self.tiles, enable_fp_fusion=False)
+        seen = prompt_seen.view(torch.uint8)
+        common = (block.words, counts, seen, self.paths, tokens)
+        size = (self.vocab, self.live, logits.stride(0), self.parts, self.depth)
+        kernels.scan_kernel[(self.parts, rows)](
+            logits,
+            self.groups,
+            *common,
+            *size,
+            **shape,
+            PATHS=MAX_ROWS,
+            num_warps=4,
+        )
+        kernels.draw_kernel[(rows,)](
+            logits,
+            self.groups,
+            *common,
+            self.depths,
+            length,
+            self.chosen,
+            self.values,
+            self.ids,
+            self.masses,
+            self.sampled,
+            self.fallback,
+            *size,
+            **shape,
+            GROUPS=_padded(self.groups.shape[1]),
+            CHOSEN=CHOSEN,
+            FOUND=FOUND,
+            BATCH=min(CHOSEN, max(1, 2048 // self.tiles)),
+            BLOCK=32,
+            num_warps=4,
+        )
+        return self.sampled
+
+    def walk(self, tokens: Tensor, active: Tensor, counts: Tensor) -> None:
+        """sampling.accept_walk over `sampled`; fills `result` and counts what is emitted.
+
+        tokens int32 [rows], active uint8 [rows]; counts int32 [vocab] takes the path's drafts
+        and the pending token.
+        """
+        rows = len(self.tree)
+        kernels.walk_kernel[(1,)](
+            self.parents,
+            self.depths,
+            self.ancestors,
+            tokens,
+            active,
+            self.sampled,
+            self.fallback,
+            counts,
+            self.result,
+            rows,
+            self.depth + 2,
+            ROWS=_padded(rows),
+            LENGTH=_padded(self.depth + 2),
+            num_warps=4 if rows <= 64 else 16,
+        )
+
+    def outcome(self, result: Tensor | None = None) -> Outcome:
+        """The result on the host; waits for the device unless given a copy of `result`."""
+        values = (self.result if result is None else result).tolist()
+        count, pending, flag = values[:3]
+        path = tuple(values[4 : 4 + count])
+        return Outcome(path, pending, bool(flag), tuple(values[self.first :]))

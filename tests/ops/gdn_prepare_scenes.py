@@ -1,0 +1,160 @@
+"""Scenes of test_gdn_prepare.py, run as `python gdn_prepare_scenes.py DEVICE NAME ...`.
+
+A process of its own, because Triton reads whether to interpret when it is imported.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch  # noqa: E402
+
+from lumotree.model.rows import TreeIndex  # noqa: E402
+from lumotree.ops import gdn_prepare as ops  # noqa: E402
+from lumotree.ops.gdn import Operands  # noqa: E402
+from lumotree.ops.reference import DeltaGates, Norm, gated_rms_norm  # noqa: E402
+from lumotree.tree import tree_from_name  # noqa: E402
+
+EPS = 1e-6
+TREE = "-1,0,0,1,1,3,5,2,6"
+# What the device's own exp, rsqrt and order of sums may change, before a bfloat16 rounding.
+NEAR = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+DEVICE = torch.device("cpu")
+
+
+class Layer:
+    """Random weights and inputs of one GDN layer; values wide enough to reach every branch."""
+
+    def __init__(self, dtype, key_heads=2, heads=6, dk=32, dv=16, width=4, rows=9):
+        torch.manual_seed(rows)
+        self.key_heads, self.heads, self.dk, self.dv, self.width = key_heads, heads, dk, dv, width
+        self.dtype, self.scale = dtype, dk**-0.5
+        self.channels = 2 * key_heads * dk + heads * dv
+        columns = self.channels + heads * dv + 2 * heads
+        self.projected = 3 * torch.randn(rows, columns, device=DEVICE)
+        self.projected[:, -2 * heads :] *= 8
+        self.projected = self.projected.to(dtype)
+        self.conv = torch.randn(width - 1, self.channels, device=DEVICE).to(dtype)
+        self.weight = torch.randn(width, self.channels, device=DEVICE)
+        self.gates = DeltaGates(torch.randn(heads, device=DEVICE), torch.randn(heads).to(DEVICE))
+
+    def fixed(self):
+        return self.weight, self.gates, EPS, self.scale
+
+    def buffers(self, rows: int, heads_first: bool = False) -> Operands:
+        def empty(heads, *width, dtype=torch.float32):
+            shape = (heads, rows, *width) if heads_first else (rows, heads, *width)
+            x = torch.full(shape, float("nan"), dtype=dtype, device=DEVICE)
+            return x.transpose(0, 1) if heads_first else x
+
+        return Operands(
+            empty(self.key_heads, self.dk),
+            empty(self.key_heads, self.dk),
+            empty(self.heads, self.dv, dtype=self.dtype),
+            empty(self.heads),
+            empty(self.heads),
+            empty(self.key_heads),
+        )
+
+    def define(self, gather: torch.Tensor, like: Operands):
+        n = len(gather)
+        inputs = torch.cat((self.conv, self.projected[:, : self.channels]))
+        b_a = self.projected[:n, -2 * self.heads :]
+        return ops.define(inputs[gather.long()], b_a, *self.fixed(), like)
+
+    def prepare(self, gather: torch.Tensor):
+        into = self.buffers(len(gather))
+        record = torch.full_like(self.projected[: len(gather), : self.channels], float("nan"))
+        ops.prepare(self.projected, self.conv, gather, *self.fixed(), into, record)
+        return into, record
+
+
+def gather_of(name: str, width: int) -> torch.Tensor:
+    paths = tree_from_name(name).root_paths
+    table = [TreeIndex.history(path, width) for path in paths]
+    return torch.tensor(table, dtype=torch.int32, device=DEVICE)
+
+
+def close(found: Operands, wanted: Operands, near: float) -> None:
+    for name in ("query", "key", "value", "decay", "beta", "overlap"):
+        a, b = getattr(found, name), getattr(wanted, name)
+        assert a.dtype == b.dtype and a.shape == b.shape, name
+        torch.testing.assert_close(a, b, atol=near, rtol=near, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def rows():
+    for dtype, near in NEAR.items():
+        for width, rows in ((4, 11), (2, 9)):
+            layer = Layer(dtype, width=width, rows=rows)
+            gather = gather_of(TREE, width)
+            found, record = layer.prepare(gather)
+            close(found, layer.define(gather, found)[0], near)
+            assert torch.equal(record, layer.projected[: len(gather), : layer.channels])
+
+
+def rows_alone():
+    """A row has the same bits in a tree of nine, in its own path and as a prompt token."""
+    for dtype in NEAR:
+        layer = Layer(dtype)
+        found, _ = layer.prepare(gather_of(TREE, 4))
+        path = tree_from_name(TREE).root_paths[8]
+        alone = Layer(dtype)
+        alone.projected[: len(path)] = layer.projected[list(path)]
+        chain, _ = alone.prepare(gather_of(f"chain-{len(path) - 1}", 4))
+        for name in ("query", "key", "value", "decay", "beta", "overlap"):
+            pair = getattr(found, name)[list(path)], getattr(chain, name)
+            assert torch.equal(*pair), name
+
+
+def run():
+    for dtype, near in NEAR.items():
+        for tokens in (1, 2, 19):
+            layer = Layer(dtype, rows=tokens + 1)
+            gather = torch.arange(tokens)[:, None] + torch.arange(4)
+            found = layer.buffers(tokens, heads_first=True)
+            ops.prepare_run(layer.projected, layer.conv, *layer.fixed(), found)
+            wanted, log_decay = layer.define(gather.to(DEVICE), found)
+            torch.testing.assert_close(found.decay, log_decay, atol=near, rtol=near)
+            close(Operands(**{**vars(found), "decay": wanted.decay}), wanted, near)
+            inputs = torch.cat((layer.conv, layer.projected[:tokens, : layer.channels]))
+            ops.advance_conv(layer.conv, layer.projected, tokens)
+            assert torch.equal(layer.conv, inputs[-3:])
+
+
+def finish():
+    for dtype, near in NEAR.items():
+        for count, padded in ((5, 8), (1, 1), (150, 150)):
+            layer = Layer(dtype, rows=padded)
+            read = torch.randn(count, layer.heads, layer.dv, device=DEVICE)
+            norm = Norm.of(torch.randn(layer.dv, device=DEVICE), EPS)
+            out = torch.full((padded, layer.heads * layer.dv), float("nan"), device=DEVICE)
+            out = ops.finish(read, layer.projected, norm, out.to(dtype))
+            stop = -2 * layer.heads
+            z = layer.projected[:count, layer.channels : stop].reshape(read.shape)
+            wanted = gated_rms_norm(read, z, norm).flatten(1)
+            torch.testing.assert_close(out[:count], wanted, atol=near, rtol=near)
+            assert not out[count:].any()
+
+
+def histories():
+    state = random.Random(3)
+    for width, channels in ((4, 700), (2, 64), (6, 30)):
+        for count in (0, 1, 2, 5, 7):
+            conv = torch.randn(3, width - 1, channels, device=DEVICE)
+            records = torch.randn(3, 9, channels, device=DEVICE)
+            path = torch.tensor(sorted(state.sample(range(9), 8)), dtype=torch.int32)
+            inputs = torch.cat((conv, records[:, path[:count].long()]), 1)
+            counts = torch.tensor([count], dtype=torch.int32, device=DEVICE)
+            ops.publish_conv(conv, records, path.to(DEVICE), counts)
+            assert torch.equal(conv, inputs[:, inputs.shape[1] - width + 1 :])
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    DEVICE = torch.device(sys.argv[1])
+    for name in sys.argv[2:]:
+        globals()[name]()
