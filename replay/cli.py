@@ -16,6 +16,7 @@ from replay.commands import (
     breakeven,
     compare,
     corpus,
+    doctor,
     export,
     model,
     plot,
@@ -89,6 +90,7 @@ model.register(app)
 serve.register(app)
 record.register(app)
 bench.register(app)
+doctor.register(app)
 
 
 def main() -> None:

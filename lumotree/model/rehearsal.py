@@ -61,6 +61,8 @@ def label(shape: str) -> str:
 class RehearsalSource:
     """`rehearsal:SHAPE`: config and weights of that shape, tokenizer of the embedded model."""
 
+    wrapped = False
+
     def __init__(self, name: str) -> None:
         self.name, self.folder = name, EMBEDDED
         self.shape = name.removeprefix(PREFIX)

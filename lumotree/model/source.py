@@ -25,10 +25,14 @@ class Weights(Protocol):
 
 
 class ModelSource(Protocol):
-    """folder: where tokenizer and chat template lie. raw: the text config as config.json has it."""
+    """folder: where tokenizer and chat template lie. raw: the text config as config.json has it.
+
+    wrapped: whether it is a multimodal checkpoint on disk.
+    """
 
     name: str
     folder: Path
+    wrapped: bool
     config: ModelConfig
     raw: dict[str, Any]
 
@@ -52,6 +56,7 @@ class FolderSource:
         self.name, self.folder = name, folder
         self.config = ModelConfig.from_folder(folder)
         raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        self.wrapped = "text_config" in raw
         self.raw = raw.get("text_config", raw)
 
     def weights(self, device: torch.device, dtype: torch.dtype) -> Checkpoint:
