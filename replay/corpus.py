@@ -15,6 +15,7 @@ import json
 import re
 import sys
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -78,7 +79,10 @@ class Line(BaseModel):
 
 @dataclass(frozen=True)
 class CorpusRequest:
-    """One request of a corpus; `line` is where it stands in the file, from 1."""
+    """One request of a corpus; `line` is where it stands in the file, from 1.
+
+    recorded_at: when it was sent, in seconds of any clock; None where the file does not say.
+    """
 
     request_id: str
     line: int
@@ -88,6 +92,7 @@ class CorpusRequest:
     conversation: str | None = None
     turn: int | None = None
     task: str | None = None
+    recorded_at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -200,7 +205,18 @@ def parse_line(raw: bytes, number: int, path: Path) -> CorpusRequest:
         conversation=line.lumotree.conversation,
         turn=line.lumotree.turn,
         task=line.lumotree.task,
+        recorded_at=_seconds(line.lumotree.recorded_at),
     )
+
+
+def _seconds(at: str | float | None) -> float | None:
+    """A recorded time, a number or an ISO 8601 text; None for anything else."""
+    if not isinstance(at, str):
+        return at
+    try:
+        return datetime.fromisoformat(at).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 def manifest_path(path: Path) -> Path:

@@ -10,18 +10,26 @@ from typing import TYPE_CHECKING, Any
 
 from arms import inprocess
 from arms.choice import TreeChoice
-from arms.protocol import ArmRequest
+from arms.protocol import Arm
 from arms.registry import create
-from arms.spec import parse_arms
-from lumotree.errors import CorpusError, LumoTreeError, RequestError
-from lumotree.request import SamplingParams
-from replay.corpus import Corpus, CorpusRequest, load_corpus
+from arms.spec import IN_PROCESS, ArmSpec, parse_arms
+from lumotree.errors import CorpusError, LumoTreeError
+from replay.corpus import Corpus, load_corpus
 from replay.guards import Equality, check_equality
+from replay.items import held_out, make_items
+from replay.load import (
+    DEFAULT_ACTIVE,
+    RECORDED,
+    LoadPlan,
+    offsets,
+    replay_load,
+    summarise_load,
+)
 from replay.machine import describe_machine, describe_versions, git_commit
 from replay.runfolder import RunFolder, difference
 from replay.runner import Item, Progress, replay, start_arms
 from replay.sampling import SamplingRule
-from replay.selection import evenly_spaced, select
+from replay.selection import select
 from replay.summary import summarise
 
 if TYPE_CHECKING:
@@ -50,10 +58,14 @@ class ReplayOptions:
     seed: int = 0
     overrides: dict[str, float] = field(default_factory=dict)
     check_tokens: bool = True
+    concurrency: int | None = None
+    arrivals: str | None = None
+    goodput: dict[str, float] | None = None
 
     def __post_init__(self) -> None:
         """Raises LumoTreeError naming the option."""
-        for name, least in (("runs", 1), ("limit", 1), ("warmup", 0), ("threads", 1), ("seed", 0)):
+        least_of = {"runs": 1, "limit": 1, "warmup": 0, "threads": 1, "seed": 0, "concurrency": 1}
+        for name, least in least_of.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise LumoTreeError(f"--{name} is {value}; it takes a whole number from {least}")
@@ -64,16 +76,31 @@ class ReplayOptions:
             if getattr(self, name) not in valid:
                 value = getattr(self, name)
                 raise LumoTreeError(f"--{name} is '{value}'; it takes {', '.join(valid)}")
+        if self.arrivals not in (None, RECORDED):
+            raise LumoTreeError(f"--arrivals is '{self.arrivals}'; it takes {RECORDED}")
+        if self.goodput and not self.under_load:
+            raise LumoTreeError("--goodput needs --concurrency or --arrivals recorded")
         object.__setattr__(self, "arms", tuple(str(spec) for spec in parse_arms(self.arms)))
         self.rule()
 
     def rule(self) -> SamplingRule:
         return SamplingRule(self.sampling, self.cap, self.seed, self.overrides)
 
+    @property
+    def under_load(self) -> bool:
+        """Whether several requests may be in flight."""
+        return self.concurrency is not None or self.arrivals is not None
+
     def as_dict(self) -> dict[str, Any]:
-        """JSON form, without the corpus path: the corpus is known by its hash."""
+        """JSON form, without the corpus path: the corpus is known by its hash.
+
+        Options of load stand in it only when given, so that folders from before them compare.
+        """
         values = asdict(self)
         del values["corpus"]
+        for name in ("concurrency", "arrivals", "goodput"):
+            if values[name] is None:
+                del values[name]
         return values | {"arms": list(self.arms)}
 
 
@@ -134,6 +161,12 @@ def resume_replay(
     """
     folder = RunFolder.open(path)
     options = saved_options(folder)
+    if options.under_load:
+        raise CorpusError(
+            f"{path} was a run under load, which cannot be resumed: what was in flight is part of "
+            "the measurement",
+            "start a new run",
+        )
     # A corpus that has moved is the same corpus if its hash is.
     job = _Job.prepare(replace(options, **given), progress, folder.run.get("arms", {}))
     try:
@@ -168,10 +201,31 @@ class _Job:
         self.options = options
         self.corpus = corpus
         self.engine = engine
-        self.arms = [create(spec, engine) for spec in parse_arms(options.arms)]
+        self.arms = [self._arm(spec) for spec in parse_arms(options.arms)]
         self.items: list[Item] = []
+        self.plan: LoadPlan | None = None
         self.ready: list[Any] = []
         self.status: dict[str, dict[str, Any]] = {}
+
+    def _arm(self, spec: ArmSpec) -> Arm:
+        if self.options.under_load and spec.name in IN_PROCESS:
+            from arms.pool import PooledArm
+
+            return PooledArm(spec, self.engine, self.options.concurrency or DEFAULT_ACTIVE)
+        return create(spec, self.engine)
+
+    def _plan(self) -> LoadPlan | None:
+        """How requests are sent under load. Raises CorpusError when no times were recorded."""
+        if self.options.arrivals is None:
+            return LoadPlan(self.options.concurrency) if self.options.under_load else None
+        chosen = select(self.corpus.requests, self.options.limit)
+        for request in chosen:
+            if request.recorded_at is None:
+                raise CorpusError(
+                    f"{self.corpus.where(request)} has no time in lumotree.recorded_at",
+                    "use --concurrency instead of --arrivals recorded",
+                )
+        return LoadPlan(self.options.concurrency, offsets(r.recorded_at for r in chosen))
 
     @classmethod
     def prepare(
@@ -191,6 +245,7 @@ class _Job:
         try:
             progress.note("reading prompts")
             job.items = make_items(corpus, options, engine)
+            job.plan = job._plan()
             job.choose_trees(before or {}, progress)
             job.ready, job.status = start_arms(job.arms)
         except BaseException:
@@ -253,21 +308,31 @@ class _Job:
         try:
             folder.run["arms"] = self.status
             folder.write_run()
-            replay(
-                self.ready,
-                self.items,
-                runs=self.options.runs,
-                warmup=self.options.warmup,
-                done={row.key for row in folder.rows()},
-                append=folder.append,
-                progress=progress,
-            )
+            how = {
+                "runs": self.options.runs,
+                "warmup": self.options.warmup,
+                "done": {row.key for row in folder.rows()},
+                "append": folder.append,
+                "progress": progress,
+            }
+            if self.plan is None:
+                replay(self.ready, self.items, **how)
+            else:
+                replay_load(self.ready, self.items, self.plan, **how)
             rows = folder.rows()
             local = [arm.name for arm in self.arms if arm.in_process]
             equality = None
             if self.options.check_tokens:
                 equality = check_equality(rows, local, self._margin)
             summary = summarise(self.status, rows, equality, folder.run)
+            if self.plan is not None:
+                summary["load"] = summarise_load(
+                    rows,
+                    list(self.status),
+                    self.options.concurrency,
+                    self.options.arrivals,
+                    self.options.goodput or {},
+                )
             warnings = run_warnings(folder.run)
             if warnings:
                 summary["warnings"] = warnings
@@ -290,61 +355,6 @@ class _Job:
             return self.engine.margin(list(item.request.prompt_ids), generated, item.params)
         except LumoTreeError:
             return None
-
-
-def make_items(corpus: Corpus, options: ReplayOptions, engine: Engine) -> list[Item]:
-    """Tokenise the selected requests and settle their parameters.
-
-    The cap shrinks to what the context leaves, equally for all arms. Raises CorpusError naming
-    the line of a prompt that does not fit or cannot be tokenised, or of a recorded sampling value
-    out of range.
-    """
-    chosen = select(corpus.requests, options.limit)
-    return [make_item(corpus, request, options, engine) for request in chosen]
-
-
-def make_item(
-    corpus: Corpus, request: CorpusRequest, options: ReplayOptions, engine: Engine
-) -> Item:
-    """One request of `make_items`."""
-    where = corpus.where(request)
-    try:
-        params: SamplingParams = options.rule().params(request.request_id, request.sampling)
-        ids = engine.tokenizer.encode_chat(request.messages, request.tools)
-    except RequestError as error:
-        raise CorpusError(f"{where}: {error.message}", error.hint) from None
-    except (TypeError, UnicodeError):
-        # Half a surrogate pair is valid JSON and no text.
-        raise CorpusError(
-            f"{where}: the tokenizer cannot take this request",
-            "look for half a surrogate pair, such as \\ud83d, in its text",
-        ) from None
-    room = engine.max_context - len(ids)
-    if room < 1:
-        raise CorpusError(
-            f"{where}: the prompt has {len(ids)} tokens, "
-            f"the model's context holds {engine.max_context}"
-        )
-    params = replace(params, max_tokens=min(params.max_tokens, room))
-    return Item(ArmRequest(request.request_id, tuple(ids), request.conversation), params)
-
-
-def held_out(corpus: Corpus, options: ReplayOptions, engine: Engine) -> list[Item]:
-    """A few requests that the run leaves out, evenly spaced: a tree chosen on them is not
-    flattered by the requests it is scored on. Other turns of their conversations may be scored.
-    None where the run takes all, or where they do not fit the model.
-    """
-    from replay.calibration import REQUESTS
-
-    taken = {request.request_id for request in select(corpus.requests, options.limit)}
-    left = [request for request in corpus.requests if request.request_id not in taken]
-    items = []
-    for index in evenly_spaced(len(left), min(REQUESTS, len(left))):
-        try:
-            items.append(make_item(corpus, left[index], options, engine))
-        except CorpusError:
-            continue  # a fault of a request that nobody asked for
-    return items
 
 
 def run_warnings(run: Mapping[str, Any]) -> list[str]:

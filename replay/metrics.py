@@ -242,6 +242,25 @@ GUARDS = (
            "output one period of up to 64 tokens, or under a fifth of its 4-grams distinct"),
 )  # fmt: skip
 
+LOAD = (
+    Metric("requests", "", "completed requests"),
+    Metric("failed_requests", "", "rows with an error", "lower"),
+    Metric("wall_s", "s", "first request sent to last token, summed over runs", "lower"),
+    Metric("requests_per_s", "1/s", "requests / wall_s", "higher"),
+    Metric("output_tok_s", "tok/s", "sum(completion_tokens) / wall_s, all requests together",
+           "higher"),
+    Metric("goodput_per_s", "1/s", "completed requests within every limit of --goodput / wall_s; "
+           "null without limits", "higher"),
+    Metric("good_share", "share", "completed requests within every limit / all requests",
+           "higher"),
+    Metric("ttft_s", "s", "p50, p95, p99 (nearest rank) of ttft_s, waiting included", "lower"),
+    Metric("e2e_s", "s", "p50, p95, p99 of e2e_s", "lower"),
+    Metric("burst_s", "s", "p50, p95, p99 of the time between the moments at which tokens came; "
+           "several may come at once", "lower"),
+    Metric("late_s", "s", "p50, p95, p99 of sent - due with --arrivals recorded: this client's own "
+           "delay; null in a closed loop", "lower"),
+)  # fmt: skip
+
 SECTIONS = (
     ("Row of requests.jsonl", "One request through one arm in one run.", ROW),
     ("Arm in summary.json", "`arms.<name>`; computed from rows alone.", ARM),
@@ -252,6 +271,13 @@ SECTIONS = (
         COMPARISON,
     ),
     ("Cost model", "`cost_model` of a summary and of `lumotree breakeven`.", COST),
+    (
+        "Load",
+        "`load.arms.<name>` of a summary with --concurrency or --arrivals. Its rows say in "
+        "`details.load` when they were sent (`sent_s`, from the start of the arm's run), how late, "
+        "and `burst_s`.",
+        LOAD,
+    ),
     ("Break-even map", "`map[]` of `lumotree breakeven`.", MAP),
 )
 HEAD = """# Metrics

@@ -97,15 +97,7 @@ def replay(
     progress.begin(len(slots), len(slots) - len(pending))
     if not pending:
         return
-    for arm in arms:
-        progress.note(f"warm-up of {arm.name}")
-        for item in items[:warmup]:
-            warm = replace(
-                item, params=_capped(item.params, min(WARMUP_TOKENS, item.params.max_tokens))
-            )
-            row = make_row(arm.name, WARMUP_RUN, item.request.request_id, serve(arm, warm))
-            if row.key not in done:  # a resumed process warms up again but records it once
-                append(row)
+    warm_up(arms, items[:warmup], done, append, progress)
     for run in range(1, runs + 1):
         todo = [slot for slot in pending if slot.run == run]
         if not todo:
@@ -119,6 +111,25 @@ def replay(
             row = make_row(slot.arm.name, run, slot.item.request.request_id, result)
             append(row)
             progress.advance(row)
+
+
+def warm_up(
+    arms: Sequence[Arm],
+    items: Sequence[Item],
+    done: Collection[RowKey],
+    append: Callable[[Row], None],
+    progress: Progress,
+) -> None:
+    """Serve the beginnings of `items` through each arm, as rows that are in no rate."""
+    for arm in arms:
+        progress.note(f"warm-up of {arm.name}")
+        for item in items:
+            warm = replace(
+                item, params=_capped(item.params, min(WARMUP_TOKENS, item.params.max_tokens))
+            )
+            row = make_row(arm.name, WARMUP_RUN, item.request.request_id, serve(arm, warm))
+            if row.key not in done:  # a resumed process warms up again but records it once
+                append(row)
 
 
 def rewarm_prefixes(arm: Arm, run: int, items: Sequence[Item], done: Collection[RowKey]) -> None:

@@ -12,7 +12,8 @@ from lumotree.errors import CorpusError
 from replay.breakeven import SCHEMA_VERSION, CostBench, measure_map
 from replay.calibration import calibrate
 from replay.corpus import load_corpus
-from replay.job import ReplayOptions, make_items
+from replay.items import make_items
+from replay.job import ReplayOptions
 from replay.machine import describe_machine, describe_versions
 
 

@@ -10,7 +10,8 @@ import torch
 from lumotree.request import Generation, SamplingParams
 
 if TYPE_CHECKING:
-    from lumotree.decoder import Decoder, Run
+    from lumotree.decoder import Decoder, DecoderConfig, Run
+    from lumotree.engine import Engine
 
 
 class Slot:
@@ -45,3 +46,7 @@ class Slot:
     def close(self) -> None:
         """Free for the next request."""
         self.run = self._state = self._request = None
+
+
+def make_slots(engine: Engine, config: DecoderConfig, active: int) -> list[Slot]:
+    return [Slot(engine.decoder(config)) for _ in range(active)]

@@ -22,6 +22,8 @@ lumotree replay corpora/first.jsonl --arms all
 
 lumotree replay corpora/first.jsonl --arms "ar lumotree:suffix=off" --runs 1 --cap 128
 
+lumotree replay mine.jsonl --arms "lumotree openai:url=http://127.0.0.1:8000" --concurrency 8
+
 lumotree replay --resume runs/20260101-120000-first"""
 
 
@@ -36,8 +38,10 @@ def replay(
         help="Arm specs separated by spaces, or all (= ar mtp-5 lumotree sglang-eagle), "
         "the default. NAME[:key=value[,key=value]]; names: ar, mtp-1, mtp-3, mtp-5, mtp-7, "
         "lumotree (tree= a preset, a parent list or auto, passes=, suffix=on|off, plan=), "
-        "sglang-eagle (url=). tree=auto is calibrated before the first request, on "
-        "requests that --limit leaves out where there are any.",
+        "sglang-eagle, vllm-mtp, openai (url=, several joined by +; key= an environment "
+        "variable; model=; openai also api=completions|chat, extras=on|off). tree=auto is "
+        "calibrated before the first request, on requests that --limit leaves out where there "
+        "are any.",
     ),
     arm: list[str] = typer.Option(None, help="One arm spec; may be repeated."),
     model: str = typer.Option(
@@ -78,6 +82,17 @@ def replay(
         "--check-tokens/--no-check-tokens",
         help="Demand equal token ids of the in-process arms (default); a mismatch is exit code 1.",
     ),
+    concurrency: int = typer.Option(
+        None, help="Requests in flight, a closed loop. Default: one, arms interleaved."
+    ),
+    arrivals: str = typer.Option(
+        None, help="recorded: an open loop, each request sent at its recorded time."
+    ),
+    goodput: str = typer.Option(
+        None,
+        help="Limits in seconds that a good request keeps: ttft=, e2e=, tpot= (decode time per "
+        "token), burst= (longest pause), joined by commas.",
+    ),
     out: Path = typer.Option(None, help="Run folder. Default runs/<time>-<corpus>."),
     resume: Path = typer.Option(None, help="Continue this run folder with its own options."),
     report: bool = typer.Option(
@@ -95,6 +110,8 @@ def replay(
     """
     if greedy and temperature:
         raise LumoTreeError(f"--greedy and --temperature {temperature:g} exclude each other")
+    from replay.load import parse_goodput
+
     overrides = {
         "temperature": 0.0 if greedy else temperature,
         "top_p": top_p,
@@ -122,6 +139,9 @@ def replay(
         "seed": seed,
         "overrides": overrides or None,
         "check_tokens": check_tokens,
+        "concurrency": concurrency,
+        "arrivals": arrivals,
+        "goodput": None if goodput is None else parse_goodput(goodput),
     }
     given = {name: value for name, value in options.items() if value is not None}
     if corpus is None and resume is None:
@@ -173,6 +193,7 @@ def _run(
 
 def _print_outcome(outcome: Outcome, as_json: bool, quiet: bool) -> None:
     """Tables and warnings on stdout; where the run lies and what failed on stderr."""
+    from replay.load_table import load_table
     from replay.tables import console, print_run
     from replay.talk import print_json, say
 
@@ -181,6 +202,8 @@ def _print_outcome(outcome: Outcome, as_json: bool, quiet: bool) -> None:
     else:
         out = console()
         print_run(out, outcome.summary)
+        if "load" in outcome.summary:
+            out.print(load_table(outcome.summary["load"]))
         for warning in outcome.summary.get("warnings") or ():
             out.print(f"warning: {warning}", markup=False)
     if not quiet:

@@ -15,7 +15,8 @@ from lumotree.errors import ArmError
 from replay.calibration import calibrate
 from replay.cli import app
 from replay.corpus import load_corpus
-from replay.job import ReplayOptions, held_out, make_items
+from replay.items import held_out, make_items
+from replay.job import ReplayOptions
 from replay.machine import describe_machine
 from replay.runfolder import RunFolder
 from tests.replay.fakes import FakeEngine, corpus_lines, install, write_corpus
