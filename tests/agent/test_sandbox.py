@@ -68,6 +68,12 @@ def test_the_workspace_is_writable_and_nothing_else(sandbox: Sandbox, place: Pla
     assert output.endswith("end\n") and done.exit_code == 0
 
 
+def test_the_environment_given_is_the_environment_seen(sandbox: Sandbox, place: Place) -> None:
+    known = {"PATH": "/own/bin:/usr/bin:/bin", "NAME": "a b"}
+    done = sandbox.run('echo "$PATH|$NAME|$HOME"', place, LIMITS, known)
+    assert done.output.decode() == "/own/bin:/usr/bin:/bin|a b|/tmp\n"
+
+
 def test_a_link_out_of_the_workspace_leads_nowhere(sandbox: Sandbox, place: Place) -> None:
     (place.workspace.parent / "victim").write_text("secret")
     (place.workspace / "way").symlink_to(place.workspace.parent / "victim")
