@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from lumotree.errors import LumoTreeError
 from replay.commands import (
     agent_study,
+    audit,
     bench,
     breakeven,
     compare,
@@ -90,6 +91,7 @@ model.register(app)
 serve.register(app)
 record.register(app)
 bench.register(app)
+audit.register(app)
 doctor.register(app)
 
 

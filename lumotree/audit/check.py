@@ -48,7 +48,9 @@ class Line:
             self.first_failure = f"{check.place}: {check.reason}"
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """For JSON: a figure that is not finite is null."""
+        finite = {k: v if math.isfinite(v) else None for k, v in self.figures.items()}
+        return asdict(self) | {"figures": finite}
 
 
 def worst(a: float, b: float) -> float:

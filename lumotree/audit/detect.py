@@ -46,7 +46,8 @@ class Detection:
         return self.detected is not None and self.detected == self.acted
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"at_once": self.at_once}
+        named = FAULTS[self.fault].audit
+        return asdict(self) | {"named": named, "at_once": self.at_once}
 
 
 class Sensitivity:
@@ -126,9 +127,16 @@ class Sensitivity:
         self, fault: Fault, audit: str, checks: Iterator[Check], planted: _Planted
     ) -> Detection:
         acted = failed = None
+        before = None
         for check in checks:
-            if acted is None and planted.count:
+            # Before the first check steps were captured; what a fault did then shows in their
+            # drafts, which are that check. A few changed walks among thousands are nothing a test
+            # must see: where walks pass, they do not count.
+            first = before is None
+            counts = not check.passed if first or check.name == "walks" else True
+            if acted is None and counts and planted.count > (before or 0):
                 acted = check.step
+            before = planted.count
             if not check.passed:
                 failed = check
                 break

@@ -45,7 +45,7 @@ def seed_checks(seed: int, other_process: bool) -> Iterator[Check]:
         yield Check(
             "seeds",
             "noise is uniform",
-            p > LEAST_P,
+            bool(p > LEAST_P),
             f"p = {p:.1e}" if p <= LEAST_P else "",
         )
         ours = noise_digest({"seeds": seeds})

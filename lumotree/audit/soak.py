@@ -43,7 +43,7 @@ class SoakPlan:
 
     @classmethod
     def quick(cls) -> SoakPlan:
-        return cls(400, 16, 200)
+        return cls(240, 8, 120)
 
     @classmethod
     def probe(cls) -> SoakPlan:

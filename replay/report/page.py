@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from lumotree.errors import CorpusError
+from replay import auditfile
 from replay.metrics import ARM, COMPARISON, GUARDS
 from replay.plots import PICTURES, draw_view, picture
 from replay.report.about import about
+from replay.report.audit import audit_tables
 from replay.report.cells import Table
 from replay.report.predictions import breakeven_table
 from replay.report.requests import request_table
@@ -98,10 +100,16 @@ def key_figures(view: RunView) -> list[tuple[str, str, str]]:
 
 
 def extra_tables(view: RunView) -> list[Table]:
-    """Tables of what was put beside the run: the break-even map of its machine and corpus."""
+    """Tables of what was put beside the run: the break-even map of its machine, an audit."""
+    found = []
     breakeven = picture("breakeven")
     path = view.path / breakeven.NAME
-    return [breakeven_table(breakeven.load_map(path))] if path.is_file() else []
+    if path.is_file():
+        found.append(breakeven_table(breakeven.load_map(path)))
+    path = view.path / auditfile.NAME
+    if path.is_file():
+        found += audit_tables(auditfile.load_audit(path))
+    return found
 
 
 @lru_cache(maxsize=1)

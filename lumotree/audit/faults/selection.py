@@ -9,7 +9,9 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
-from lumotree import decoder
+import torch
+
+from lumotree import decoder, sampling
 from lumotree.audit.faults.base import Fault, Mutation, replaced
 
 # Correlated draws share noise over this many positions: no walk is longer.
@@ -17,18 +19,32 @@ SHARED_POSITIONS = 64
 
 
 def _rows(mutation: Mutation, change) -> list[AbstractContextManager]:
-    """Patches sample_rows: change(logits, params, history, paths, positions) -> the same."""
+    """Patches sample_rows: change(logits, params, history, paths, positions) -> the same.
+
+    It counts where a row's distribution or the position of its noise becomes another.
+    """
 
     def make(sample_rows):
         def wrapped(*arguments):
             changed = change(*arguments)
-            # An object that is handed through unchanged is no mutation.
-            mutation.count += any(a is not b for a, b in zip(arguments, changed, strict=True))
+            mutation.count += _differ(arguments, changed)
             return sample_rows(*changed)
 
         return wrapped
 
     return [replaced(decoder, "sample_rows", make)]
+
+
+def _differ(arguments, changed) -> bool:
+    if not torch.equal(arguments[4], changed[4]):
+        return True
+    return not torch.equal(_distribution(*arguments[:4]), _distribution(*changed[:4]))
+
+
+def _distribution(logits, params, history, paths):
+    counts = sampling.path_counts(history, paths)
+    processed = sampling.process_logits(logits, params, counts, history.prompt_seen)
+    return processed.argmax(-1) if params.greedy else processed.softmax(-1)
 
 
 def flattened_history(mutation: Mutation) -> list[AbstractContextManager]:

@@ -1,0 +1,270 @@
+"""Audits as a library call: runs them, keeps audit.json and constants.json."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lumotree.audit import component, continuation, sampler, soak
+from lumotree.audit.check import Check, lines
+from lumotree.audit.constants import Constants
+from lumotree.audit.detect import Sensitivity, undetected
+from lumotree.audit.faults import AUDITS, FAULTS
+from lumotree.audit.prompts import Prompt
+from lumotree.errors import LumoTreeError, RequestError
+from lumotree.ops.gdn import GEOMETRIES
+from replay.auditfile import SCHEMA_VERSION, save_audit
+from replay.corpus import load_corpus
+from replay.machine import describe_machine, describe_versions, git_commit
+from replay.selection import select
+
+if TYPE_CHECKING:
+    from lumotree.engine import Engine
+
+# Prompts taken from the corpus: evenly over its conversations.
+PROMPTS = 12
+FAILURES_KEPT = 50
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """What is audited, on what, how thoroughly. seeds: how many, from `seed` on."""
+
+    audits: tuple[str, ...] = AUDITS
+    model: str = "embedded"
+    dtype: str = "auto"
+    device: str = "auto"
+    rows: str = "natural"
+    threads: int | None = None
+    corpus: str = "corpora/first.jsonl"
+    geometry: str | None = None
+    seed: int = 0
+    seeds: int = 1
+    quick: bool = False
+    faults: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises LumoTreeError naming the option."""
+        for name, least in (("seed", 0), ("seeds", 1), ("threads", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise LumoTreeError(f"--{name} is {value}; it takes a whole number from {least}")
+        if self.geometry is not None and self.geometry not in GEOMETRIES:
+            raise LumoTreeError(
+                f"unknown geometry {self.geometry!r} in --geometry",
+                f"one of {', '.join(GEOMETRIES)}",
+            )
+
+    @property
+    def needs_model(self) -> bool:
+        return self.faults or self.audits != ("component",)
+
+
+def run_audits(
+    options: AuditOptions,
+    *,
+    out: Path | None = None,
+    command: Sequence[str] = (),
+    say: Say = lambda text: None,
+    note: Say = lambda text: None,
+) -> tuple[dict[str, Any], Path]:
+    """Runs the audits into `out`, or into runs/<time>-audit; returns audit.json and its folder.
+
+    `say` hears of every finished audit, `note` of every check. Raises LumoTreeError for wrong
+    use, and when `out` holds constants that were frozen on other data.
+    """
+    started = datetime.now(UTC)
+    engine, prompts = None, []
+    if options.needs_model:
+        engine, prompts = _load(options)
+    device = _device(options, engine)
+    folder = out or _free_folder(started)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LumoTreeError(f"{folder} cannot be created: {error.strerror}") from None
+    found: list[dict[str, Any]] = []
+    detections = []
+    for seed in range(options.seed, options.seed + options.seeds):
+        constants = Constants(folder, seed)
+        for name in options.audits:
+            plan, checks = _audit(name, options, engine, prompts, device, seed, constants)
+            found.append(_finish(name, seed, plan, checks, note))
+            say(sentence(found[-1]))
+        if options.faults:
+            began = time.perf_counter()
+            sensitivity = Sensitivity(engine, prompts, seed, _envelope(constants, seed))
+            here = []
+            for fault in FAULTS.values():
+                note(f"fault '{fault.name}', seed {seed}")
+                here += sensitivity.detections(fault, _audits_of(fault.audit, options))
+            detections += here
+            missed = undetected(here)
+            seconds = time.perf_counter() - began
+            say(f"faults, seed {seed}: {len(missed)} undetected, {seconds:.0f} s")
+    missed = undetected(detections)
+    result = {
+        "schema_version": SCHEMA_VERSION,
+        "command": list(command),
+        "started_at": started.isoformat(),
+        "ended_at": datetime.now(UTC).isoformat(),
+        "machine": describe_machine() | _gpu(device),
+        "versions": describe_versions(),
+        "git_commit": git_commit(),
+        "model": engine and engine.description(),
+        "options": asdict(options),
+        "rule": engine and ("equality" if engine.row_multiple is not None else "envelope"),
+        "audits": found,
+        "faults": [detection.as_dict() for detection in detections],
+        "undetected": missed,
+        "false_alarms": _false_alarms(found),
+        "passed": all(entry["passed"] for entry in found) and not missed,
+    }
+    save_audit(folder, result)
+    return result, folder
+
+
+def sentence(entry: dict[str, Any]) -> str:
+    """One finished audit in a line."""
+    passed = sum(line["passed"] for line in entry["lines"])
+    total = sum(line["total"] for line in entry["lines"])
+    end = "passed" if entry["passed"] else f"FAILED: {_first_failure(entry)}"
+    return (
+        f"{entry['audit']}, seed {entry['seed']}: {passed}/{total} checks in "
+        f"{entry['seconds']:.0f} s, {end}"
+    )
+
+
+def _audit(
+    name: str,
+    options: AuditOptions,
+    engine: Engine | None,
+    prompts: Sequence[Prompt],
+    device: torch.device,
+    seed: int,
+    constants: Constants,
+) -> tuple[Any, Iterator[Check]]:
+    """The plan of an audit and its checks, not yet run."""
+    if name == "component":
+        kind = component.ComponentPlan
+        plan = kind.quick(device) if options.quick else kind.standard(device)
+        if options.geometry is not None:
+            plan = replace(plan, geometry=GEOMETRIES[options.geometry])
+        return plan, component.audit_component(plan, device, seed, constants)
+    if name == "continuation":
+        kind = continuation.ContinuationPlan
+        plan = kind.quick() if options.quick else kind()
+        checks = continuation.audit_continuation(engine, plan, prompts, seed, constants)
+        return plan, checks
+    if name == "sampler":
+        plan = sampler.SamplerPlan.quick() if options.quick else sampler.SamplerPlan()
+        return plan, sampler.audit_sampler(engine, plan, prompts, seed)
+    plan = soak.SoakPlan.quick() if options.quick else soak.SoakPlan()
+    return plan, soak.audit_soak(engine, plan, prompts, seed)
+
+
+def _finish(name: str, seed: int, plan: Any, checks: Iterator[Check], note: Say) -> dict[str, Any]:
+    began = time.perf_counter()
+    found = []
+    for check in checks:
+        found.append(check)
+        note(f"{name}, seed {seed}: {len(found)} checks")
+    failed = [check for check in found if not check.passed]
+    return {
+        "audit": name,
+        "seed": seed,
+        "plan": asdict(plan),
+        "passed": bool(found) and not failed,
+        "seconds": round(time.perf_counter() - began, 3),
+        "lines": [line.as_dict() for line in lines(found)],
+        "failures": [
+            {"check": check.name, "place": check.place, "reason": check.reason}
+            for check in failed[:FAILURES_KEPT]
+        ],
+    }
+
+
+def _audits_of(named: str, options: AuditOptions) -> tuple[str, ...]:
+    """Where a fault is looked for: everywhere, or only where it must be seen if time is short."""
+    if options.quick or options.audits != AUDITS:
+        return (named,) if named in options.audits else ()
+    return AUDITS
+
+
+def _load(options: AuditOptions) -> tuple[Engine, list[Prompt]]:
+    from lumotree.engine import Engine
+
+    corpus = load_corpus(Path(options.corpus))
+    engine = Engine.load(
+        options.model,
+        dtype=options.dtype,
+        device=options.device,
+        rows=options.rows,
+        threads=options.threads,
+    )
+    prompts = []
+    for request in select(corpus.requests, PROMPTS):
+        try:
+            ids = engine.tokenizer.encode_chat(request.messages, request.tools)
+        except RequestError as error:
+            where = corpus.where(request)
+            raise LumoTreeError(f"{where}: the tokenizer cannot take it: {error}") from None
+        prompts.append(Prompt(request.request_id, tuple(ids[: engine.max_context // 2])))
+    return engine, prompts
+
+
+def _device(options: AuditOptions, engine: Engine | None) -> torch.device:
+    if engine is not None:
+        return engine.model.device
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    name = options.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name not in ("cpu", "cuda"):
+        raise LumoTreeError(f"unknown device {name!r} in --device", "cpu, cuda or auto")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise LumoTreeError("--device cuda: torch sees no CUDA device here", "use --device cpu")
+    return torch.device(name)
+
+
+def _gpu(device: torch.device) -> dict[str, str]:
+    return {"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
+
+
+def _envelope(constants: Constants, seed: int) -> dict[str, float] | None:
+    frozen = constants.values.get(f"continuation, seed {seed}")
+    return frozen and frozen["values"]["envelope"]
+
+
+def _false_alarms(found: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """Audits run without a fault, and how many of them failed all the same."""
+    table: dict[str, dict[str, int]] = {}
+    for entry in found:
+        row = table.setdefault(entry["audit"], {"runs": 0, "failed": 0})
+        row["runs"] += 1
+        row["failed"] += not entry["passed"]
+    return table
+
+
+def _first_failure(entry: dict[str, Any]) -> str:
+    if not entry["failures"]:
+        return "nothing was checked"
+    first = entry["failures"][0]
+    return f"{first['check']}, {first['place']}: {first['reason']}"
+
+
+def _free_folder(started: datetime) -> Path:
+    base = Path("runs") / f"{started:%Y%m%d-%H%M%S}-audit"
+    path, number = base, 2
+    while path.exists():
+        path, number = Path(f"{base}-{number}"), number + 1
+    return path
