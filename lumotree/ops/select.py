@@ -26,11 +26,17 @@ CHOSEN, FOUND = 128, 256
 PARTS, MIN_TILES = 64, 4
 # Logits of a program of `top_candidates`.
 BEST_BLOCK = 2048
+# Warps of the programs; they change no bit. BATCH: logits that a drawing program reads at once.
+SCAN_WARPS, DRAW_WARPS, BATCH = 8, 8, 4096
 WORDS = 12
 
 
 def _padded(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
+
+
+def _options(early: bool, warps: int) -> dict:
+    return {"PDL": early, "num_warps": warps, **({"launch_pdl": True} if early else {})}
 
 
 class TopCandidates:
@@ -40,27 +46,34 @@ class TopCandidates:
     argmax is the first of the three. NaN is above everything, as in torch.
     """
 
-    def __init__(self, rows: int, vocab: int, live: int, device: torch.device) -> None:
+    def __init__(
+        self, rows: int, vocab: int, live: int, device: torch.device, early: bool = False
+    ) -> None:
+        """early: a launch may begin before the kernel in front of it ends."""
         if live < 3:
             raise ValueError(f"the best three of {live} tokens do not exist")
         self.vocab, self.live = vocab, live
         self.parts = -(-vocab // BEST_BLOCK)
         self.part = torch.empty(rows, self.parts, 3, dtype=torch.int64, device=device)
-        self.best = torch.empty(rows, dtype=torch.int32, device=device)
-        self.ordered = torch.empty(rows, 3, dtype=torch.int32, device=device)
+        self.found = torch.empty(rows, 4, dtype=torch.int32, device=device)
+        self.options = _options(early, 4)
 
-    def __call__(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """logits [n, vocab], n at most rows -> (int32 [n], int32 [n, 3]), overwritten next time."""
+    def __call__(self, logits: Tensor, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """logits [n, vocab], n at most rows -> argmax int32 [n], best three int32 [n, 3].
+
+        Both are views of `into`, int32 [n, 4], or of a buffer that the next call overwrites.
+        """
         n = logits.shape[0]
+        into = self.found[:n] if into is None else into
         block = min(BEST_BLOCK, _padded(self.vocab))
         kernels.best_kernel[(self.parts, n)](
-            logits, self.part, self.vocab, self.live, logits.stride(0), BLOCK=block, num_warps=4
+            logits, self.part, self.vocab, self.live, logits.stride(0), BLOCK=block, **self.options
         )
         entries = 3 * self.parts
         kernels.merge_kernel[(n,)](
-            self.part, self.best, self.ordered, entries, BLOCK=_padded(entries), num_warps=4
+            self.part, into, entries, into.stride(0), BLOCK=_padded(entries), **self.options
         )
-        return self.best[:n], self.ordered[:n]
+        return into[:, 0], into[:, 1:]
 
 
 class SamplingBlock:
@@ -121,8 +134,17 @@ class Selector:
     `path` reads the accepted rows and their count there. Scratch belongs to one stream.
     """
 
-    def __init__(self, tree: TreeDescriptor, vocab: int, live: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        tree: TreeDescriptor,
+        vocab: int,
+        live: int,
+        device: torch.device,
+        early: bool = False,
+    ) -> None:
+        """early: a launch may begin before the kernel in front of it ends."""
         self.tree, self.vocab, self.live = tree, vocab, live
+        self.early = early
         rows, self.depth = len(tree), max(tree.depth)
         tiles = -(-vocab // kernels.COLUMNS.value)
         self.tiles = max(MIN_TILES, _padded(-(-tiles // PARTS)))
@@ -146,7 +168,6 @@ class Selector:
         self.chosen = empty(rows, CHOSEN)
         self.values = empty(rows, FOUND, dtype=torch.float32)
         self.ids = empty(rows, FOUND)
-        self.masses = empty(rows, FOUND, dtype=torch.int64)
         self.fallback = empty(rows)
         self.first = 4 + -(-(self.depth + 2) // 4) * 4
         self.result = torch.zeros(self.first + rows, dtype=torch.int32, device=device)
@@ -183,7 +204,7 @@ class Selector:
             *size,
             **shape,
             PATHS=MAX_ROWS,
-            num_warps=4,
+            **_options(self.early, SCAN_WARPS),
         )
         kernels.draw_kernel[(rows,)](
             logits,
@@ -194,7 +215,6 @@ class Selector:
             self.chosen,
             self.values,
             self.ids,
-            self.masses,
             self.sampled,
             self.fallback,
             *size,
@@ -202,9 +222,9 @@ class Selector:
             GROUPS=_padded(self.groups.shape[1]),
             CHOSEN=CHOSEN,
             FOUND=FOUND,
-            BATCH=min(CHOSEN, max(1, 2048 // self.tiles)),
+            BATCH=min(CHOSEN, max(1, BATCH // self.tiles)),
             BLOCK=32,
-            num_warps=4,
+            **_options(self.early, DRAW_WARPS),
         )
         return self.sampled
 
@@ -229,7 +249,7 @@ class Selector:
             self.depth + 2,
             ROWS=_padded(rows),
             LENGTH=_padded(self.depth + 2),
-            num_warps=4 if rows <= 64 else 16,
+            **_options(self.early, 4 if rows <= 64 else 16),
         )
 
     def outcome(self, result: Tensor | None = None) -> Outcome:

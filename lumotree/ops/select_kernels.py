@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 COLUMNS = tl.constexpr(32)
 # Orders below every logit, -inf included, and above every one.
@@ -39,6 +40,14 @@ GROW = tl.constexpr(11)
 # A count of tokens above a sum of masses: 256 masses of at most 2^34 need 43 bits.
 COUNT_SHIFT = tl.constexpr(43)
 COUNTED = tl.constexpr(2**43)
+
+
+@triton.jit
+def _follow(PDL: tl.constexpr):
+    """Waits for the kernel in front, if the launch may begin before that one ends."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
 
 
 @triton.jit
@@ -68,8 +77,10 @@ def best_kernel(
     live,
     stride,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One program: the best three of BLOCK ids of a row, packed."""
+    _follow(PDL)
     ids = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     at = tl.program_id(1).to(tl.int64) * stride + ids
     x = tl.load(logits_ptr + at, mask=ids < vocab, other=0.0).to(tl.float32)
@@ -85,11 +96,14 @@ def best_kernel(
 @triton.jit
 def merge_kernel(
     part_ptr,  # int64 [rows, parts 3]
-    best_ptr,  # int32 [rows]
-    ordered_ptr,  # int32 [rows, 3]
+    found_ptr,  # int32 [rows, 4]: argmax, best three
     entries,
+    stride,  # of a row found
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    """One program: the best three of a row's parts."""
+    _follow(PDL)
     row = tl.program_id(0)
     entry = tl.arange(0, BLOCK)
     nothing = _pack(entry * 0 + LOWEST, entry)
@@ -99,8 +113,8 @@ def merge_kernel(
         best = tl.max(packed, 0)
         token = (best & HIGHEST).to(tl.int32) ^ HIGHEST
         if i == 0:
-            tl.store(best_ptr + row, token)
-        tl.store(ordered_ptr + row * 3 + i, token)
+            tl.store(found_ptr + row * stride, token)
+        tl.store(found_ptr + row * stride + 1 + i, token)
         packed = tl.where(packed == best, nothing, packed)
 
 
@@ -118,7 +132,7 @@ def _penalise(
     A penalty that is off multiplies by 1 or subtracts 0, which changes no bit.
     """
     count = tl.load(counts_ptr + ids, mask=inside, other=0)
-    for i in range(own):
+    for i in tl.range(own, loop_unroll_factor=4):
         below = tl.load(paths_ptr + row * depth + i)
         token = tl.load(tokens_ptr + tl.maximum(below, 0))
         count += ((ids == token) & (below >= 0)).to(tl.int32)
@@ -146,8 +160,10 @@ def scan_kernel(
     depth,
     TILES: tl.constexpr,
     PATHS: tl.constexpr,  # the greatest depth, a power of two
+    PDL: tl.constexpr,
 ):
     """One program: one part of one row. Tiles t = part, part + parts, ... are its own."""
+    _follow(PDL)
     part = tl.program_id(0)
     row = tl.program_id(1)
     tile = tl.arange(0, TILES) * parts + part
@@ -173,15 +189,31 @@ def scan_kernel(
 
 @triton.jit
 def _kth(order, k):
-    """The k-th largest of int32 `order`, bit by bit: the largest bound that k values reach."""
-    bound = tl.full([], LOWEST, tl.int32)
-    if tl.sum((order >= 0).to(tl.int32), 0) >= k:
-        bound = tl.full([], 0, tl.int32)
-    for i in range(31):
-        higher = bound + (1 << (30 - i))
-        if tl.sum((order >= higher).to(tl.int32), 0) >= k:
-            bound = higher
-    return bound
+    """The k-th largest of int32 `order` (at most 2^15 of them): the largest bound that k reach.
+
+    Two bits a round, from the highest: the three counts of a round are summed in one word.
+    """
+    bound = tl.full([], LOWEST, tl.int64)
+    wide = order.to(tl.int64)
+    for i in range(16):
+        step = tl.full([], 1, tl.int64) << (30 - 2 * i)
+        one = (wide >= bound + step).to(tl.int64)
+        two = (wide >= bound + 2 * step).to(tl.int64)
+        three = (wide >= bound + 3 * step).to(tl.int64)
+        counts = tl.sum(one + (two << 16) + (three << 32), 0)
+        passed = ((counts & 0xFFFF) >= k).to(tl.int64)
+        passed += (((counts >> 16) & 0xFFFF) >= k).to(tl.int64)
+        passed += ((counts >> 32) >= k).to(tl.int64)
+        bound += passed * step
+    return bound.to(tl.int32)
+
+
+@triton.jit
+def _mass(value, top):
+    """Probability relative to the top in units of 2^-34, a whole number, int64."""
+    mass = tl.exp((value - top).to(tl.float64)) * 17179869184.0
+    # Adding and taking away 2^52 rounds to the nearest integer.
+    return ((mass + 4503599627370496.0) - 4503599627370496.0).to(tl.int64)
 
 
 @triton.jit
@@ -210,7 +242,6 @@ def draw_kernel(
     chosen_ptr,  # int32 [rows, CHOSEN], scratch: groups to read again
     value_ptr,  # float32 [rows, FOUND], scratch: candidates
     id_ptr,  # int32 [rows, FOUND], scratch
-    mass_ptr,  # int64 [rows, FOUND], scratch
     sampled_ptr,  # int32 [rows]
     fallback_ptr,  # int32 [rows]: 1 where the host has to sample
     vocab,
@@ -224,8 +255,10 @@ def draw_kernel(
     FOUND: tl.constexpr,
     BATCH: tl.constexpr,  # groups read at once
     BLOCK: tl.constexpr,  # candidates compared with all others at once
+    PDL: tl.constexpr,
 ):
     """One program: the token that one row emits."""
+    _follow(PDL)
     row = tl.program_id(0)
     greedy = tl.load(words_ptr + GREEDY) != 0
     penalised = tl.load(words_ptr + PENALISED) != 0
@@ -280,21 +313,16 @@ def draw_kernel(
     score = value
     kept = entry < found
     if not greedy and not broken:
-        # Adding and taking away 2^52 rounds to the nearest integer.
-        mass = tl.exp((value - top).to(tl.float64)) * 17179869184.0
-        mass = ((mass + 4503599627370496.0) - 4503599627370496.0).to(tl.int64)
-        tl.store(mass_ptr + at, mass)
-        tl.debug_barrier()
         above = tl.zeros([FOUND], tl.int64)
         for start in range(0, found, BLOCK):
             other = start + tl.arange(0, BLOCK)
-            live_other = other < found
-            their = tl.load(value_ptr + row * FOUND + other, mask=live_other, other=float("-inf"))
-            weight = tl.load(mass_ptr + row * FOUND + other, mask=live_other, other=0)
-            weight = (weight + COUNTED)[None, :]
+            their = tl.load(
+                value_ptr + row * FOUND + other, mask=other < found, other=float("-inf")
+            )
+            weight = (_mass(their, top) + COUNTED)[None, :]
             above += tl.sum(tl.where(their[None, :] > value[:, None], weight, 0), 1)
         kept = kept & ((above >> COUNT_SHIFT) < k)
-        total = tl.sum(tl.where(kept, mass, 0), 0)
+        total = tl.sum(tl.where(kept, _mass(value, top), 0), 0)
         more_likely = above & (COUNTED - 1)
         kept = kept & (more_likely.to(tl.float64) < total.to(tl.float64) * _real(words_ptr, TOP_P))
         kept = kept & (value >= top + _real(words_ptr, LOG_MIN_P).to(tl.float32))
@@ -332,12 +360,14 @@ def walk_kernel(
     length,  # entries of the path
     ROWS: tl.constexpr,
     LENGTH: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Acceptance without a walk: a row is on the path when every row above it is, and it carries
     its parent's sample, and no earlier sibling does.
 
     A row on the path that the host has to sample: nothing is accepted or counted, flag is 1.
     """
+    _follow(PDL)
     row = tl.arange(0, ROWS)
     depth = tl.load(depth_ptr + row, mask=row < rows, other=-1)
     sampled = tl.load(sampled_ptr + row, mask=row < rows, other=0)

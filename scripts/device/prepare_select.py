@@ -25,6 +25,7 @@ import torch  # noqa: E402
 
 from lumotree.bench.timing import Protocol, captured, time_stages  # noqa: E402
 from lumotree.ops import gdn_prepare as prepare_ops  # noqa: E402
+from lumotree.ops import select as select_ops  # noqa: E402
 from lumotree.ops.gdn import GEOMETRIES, Operands  # noqa: E402
 from lumotree.ops.reference import DeltaGates, Norm, gated_rms_norm  # noqa: E402
 from lumotree.ops.select import MAX_TOP_K, SamplingBlock, Selector, TopCandidates  # noqa: E402
@@ -38,6 +39,10 @@ RUN, PROMPT = 1000, 8192  # prompt tokens of the check and of the timing
 CUDA = torch.device("cuda")
 WARM, COLD = Protocol(10, 60, 1), Protocol(10, 60)
 TREES = ("hydra27", "chain-5", "root")
+# Rows and warps of a program of a run of prompt tokens.
+RUN_VARIANTS = ((16, 4), (8, 4), (32, 4), (32, 8), (8, 2), (4, 1))
+# SCAN_WARPS, DRAW_WARPS and BATCH of lumotree.ops.select.
+VARIANTS = ((8, 8, 4096), (4, 4, 2048), (16, 16, 8192), (8, 4, 4096))
 
 
 def active(name: str):
@@ -143,7 +148,9 @@ def check_prepare() -> dict:
             equal &= torch.equal(rows, getattr(own, name))
             if name != "decay":
                 run_equal &= torch.equal(rows, getattr(run, name))
-    result["rows_equal_alone"], result["rows_equal_run"] = equal, run_equal
+    result["rows_equal_alone"] = equal
+    # Not a requirement: a run's tile sums in another order.
+    result["rows_equal_run"] = run_equal
     g = whole.geometry
     read = torch.randn(len(tree), g.heads, g.dv, device=CUDA)
     out = torch.full((32, g.heads * g.dv), float("nan"), dtype=torch.bfloat16, device=CUDA)
@@ -216,13 +223,16 @@ def time_prepare() -> dict:
     into = case.buffers(PROMPT, heads_first=True)
     read = torch.randn(PROMPT, g.heads, g.dv, device=CUDA)
     out = torch.empty(PROMPT, g.heads * g.dv, dtype=torch.bfloat16, device=CUDA)
-    found[f"run of {PROMPT} us/layer"] = timed(
-        lambda: prepare_ops.prepare_run(case.projected[0], case.conv[0], *case.fixed(0), into),
-        COLD,
-    )
-    found[f"finish of {PROMPT} us/layer"] = timed(
-        lambda: prepare_ops.finish(read, case.projected[0], case.norm, out), COLD
-    )
+    for variant in RUN_VARIANTS:
+        prepare_ops.RUN = variant
+        found[f"run of {PROMPT} {variant} us/layer"] = timed(
+            lambda: prepare_ops.prepare_run(case.projected[0], case.conv[0], *case.fixed(0), into),
+            COLD,
+        )
+        found[f"finish of {PROMPT} {variant} us/layer"] = timed(
+            lambda: prepare_ops.finish(read, case.projected[0], case.norm, out), COLD
+        )
+    prepare_ops.RUN = RUN_VARIANTS[0]
     return found
 
 
@@ -232,7 +242,9 @@ def time_prepare() -> dict:
 class Step:
     """Logits, history and drafts of one step; drafts follow the samples often enough."""
 
-    def __init__(self, name: str, dtype=torch.bfloat16, live: int = LIVE, seed: int = 0) -> None:
+    def __init__(
+        self, name: str, dtype=torch.bfloat16, live: int = LIVE, seed: int = 0, early: bool = False
+    ) -> None:
         self.tree, self.live = active(name), live
         rows = len(self.tree)
         random_ = torch.Generator(CUDA).manual_seed(seed)
@@ -247,7 +259,7 @@ class Step:
         self.history.add(generated)
         self.length = torch.tensor([2000], dtype=torch.int32, device=CUDA)
         self.active = torch.ones(rows, dtype=torch.uint8, device=CUDA)
-        self.selector = Selector(self.tree, VOCAB, live, CUDA)
+        self.selector = Selector(self.tree, VOCAB, live, CUDA, early)
         self.block = SamplingBlock(CUDA)
         self.block.set(SamplingParams())
         # A row's best tokens are its drafts' and the history's: penalties must move them.
@@ -347,46 +359,54 @@ def check_select() -> dict:
     return result
 
 
+def vary(warps: tuple[int, int, int]) -> None:
+    select_ops.SCAN_WARPS, select_ops.DRAW_WARPS, select_ops.BATCH = warps
+
+
+def kernel_times(stage) -> dict[str, float]:
+    """Microseconds of each kernel that `stage` launches, the mean of 20."""
+    kinds = torch.profiler.ProfilerActivity
+    with torch.profiler.profile(activities=[kinds.CUDA], acc_events=True) as profile:
+        for _ in range(20):
+            stage()
+        torch.cuda.synchronize()
+    return {
+        event.key: round(event.self_device_time_total / event.count, 2)
+        for event in profile.key_averages()
+        if event.key.endswith("_kernel")
+    }
+
+
 def time_select() -> dict:
     found = {}
     for name in TREES:
-        for dtype in (torch.bfloat16, torch.float32):
-            step = Step(name, dtype)
-            top = TopCandidates(len(step.tree), VOCAB, LIVE, CUDA)
+        for early in (False, True):
+            step = Step(name, early=early)
+            top = TopCandidates(len(step.tree), VOCAB, LIVE, CUDA, early)
             stages = {
                 "sample": step.sample,
                 "sample + walk": lambda s=step: (s.sample(), s.walk()),
-                "walk": step.walk,
                 "top": lambda t=top, s=step: t(s.logits),
             }
-            entry = found[f"{name} {str(dtype)[6:]}"] = {}
+            entry = found[f"{name}{' early' * early}"] = {}
             for title, stage in stages.items():
                 for label, protocol in (("warm", WARM), ("cold", COLD)):
                     try:
                         entry[f"{title} {label}"] = timed(stage, protocol)
                     except Exception as error:
                         entry[f"{title} {label}"] = f"{type(error).__name__}: {error}"[:300]
-            if name != "chain-5":
-                greedy = SamplingParams(temperature=0.0, presence_penalty=0.0)
-                for title, params in (
-                    ("greedy", greedy),
-                    ("top_k 56", SamplingParams(top_k=56)),
-                    ("no penalty", SamplingParams(presence_penalty=0.0)),
-                ):
-                    step.block.set(params)
-                    entry[f"sample {title} warm"] = timed(step.sample, WARM)
-    step = Step("hydra27")
-    kinds = torch.profiler.ProfilerActivity
-    with torch.profiler.profile(activities=[kinds.CUDA]) as profile:
-        for _ in range(20):
-            step.sample()
-            step.walk()
-        torch.cuda.synchronize()
-    found["kernel us"] = {
-        event.key: round(event.self_device_time_total / event.count, 2)
-        for event in profile.key_averages()
-        if event.key.endswith("_kernel")
-    }
+    for name in ("hydra27", "root"):
+        step = Step(name)
+        for warps in VARIANTS:
+            vary(warps)
+            for title, params in (
+                ("protocol", SamplingParams()),
+                ("greedy", SamplingParams(temperature=0.0, presence_penalty=0.0)),
+                ("top_k 56", SamplingParams(top_k=56)),
+            ):
+                step.block.set(params)
+                found[f"{name} {warps} {title}"] = kernel_times(step.sample)
+        vary(VARIANTS[0])
     return found
 
 
@@ -400,22 +420,29 @@ def warm(part: int) -> None:
         record = torch.empty_like(x[:, : case.channels]).contiguous()
         out = torch.empty(8192, g.heads * g.dv, dtype=x.dtype, device=CUDA)
         if part == 0:
-            prepare_ops.prepare_run(x, conv, *fixed, case.buffers(len(tree), heads_first=True))
+            for prepare_ops.RUN in RUN_VARIANTS:
+                prepare_ops.prepare_run(x, conv, *fixed, case.buffers(len(tree), heads_first=True))
+                prepare_ops.finish(read, x, case.norm, out)
             prepare_ops.advance_conv(conv, x, 5)
         else:
             prepare_ops.prepare(x, conv, gather_of(tree), *fixed, into, record, early=part == 1)
             prepare_ops.finish(read, x, case.norm, out[:28], early=part == 1)
-            prepare_ops.finish(read, x, case.norm, out)
     elif part < 5:
         step = Step("hydra27", (torch.bfloat16, torch.float32)[part - 3])
         step.sample()
         step.walk()
+    elif part < 8:
+        vary(VARIANTS[part - 4])
+        Step("root").sample()
     else:
         for dtype in (torch.bfloat16, torch.float32):
             TopCandidates(2, VOCAB, LIVE, CUDA)(torch.zeros(2, VOCAB, dtype=dtype, device=CUDA))
-        for name in TREES[1:]:
-            step = Step(name)
-            step.walk()
+        for name in TREES:
+            early = Step(name, early=True)
+            early.walk()
+            Step(name).walk()
+        early.sample()
+        TopCandidates(2, VOCAB, LIVE, CUDA, True)(early.logits)
     torch.cuda.synchronize()
 
 
@@ -429,7 +456,7 @@ def main() -> int:
         warm(args.warm)
         return 0
     started = time.perf_counter()
-    shares = [subprocess.Popen([sys.executable, __file__, "--warm", str(i)]) for i in range(6)]
+    shares = [subprocess.Popen([sys.executable, __file__, "--warm", str(i)]) for i in range(9)]
     for share in shares:
         share.wait()
     args.out.mkdir(parents=True, exist_ok=True)

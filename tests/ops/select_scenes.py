@@ -227,7 +227,7 @@ def best():
             logits[3] = -math.inf
             logits[4, 1:3] = torch.tensor([0.0, -0.0])
             top = TopCandidates(7, vocab, live, DEVICE)
-            top.ordered.fill_(-1)
+            top.found.fill_(-1)
             found, ordered = (x.clone() for x in top(logits))
             known = logits[:, :live].float()
             assert found.tolist() == known.argmax(-1).tolist() == ordered[:, 0].tolist()
