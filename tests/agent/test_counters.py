@@ -1,0 +1,124 @@
+"""Counters of servers: read, differenced, and checked before a rate is made of them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replay.agent.counters import Counters, difference, faults, parse, total
+
+VLLM = """\
+# HELP vllm:generation_tokens_total Number of generation tokens processed.
+# TYPE vllm:generation_tokens_total counter
+vllm:generation_tokens_total{engine="0",model_name="m"} 1203.0
+vllm:request_success_total{engine="0",finished_reason="stop",model_name="m"} 7.0
+vllm:request_success_total{engine="0",finished_reason="length",model_name="m"} 3.0
+vllm:e2e_request_latency_seconds_sum{engine="0",model_name="m"} 50.5
+vllm:e2e_request_latency_seconds_bucket{le="+Inf"} 10.0
+vllm:time_to_first_token_seconds_sum{engine="0",model_name="m"} 1.25e+01
+vllm:num_requests_running{engine="0"} 0.0
+vllm:num_requests_waiting{engine="0"} 2.0
+python_info{version="3"} 1.0
+"""
+SGLANG = """\
+sglang:generation_tokens_total{model_name="m"} 100
+sglang:num_requests_total{model_name="m"} 4
+sglang:e2e_request_latency_seconds_sum{model_name="m"} 9
+sglang:time_to_first_token_seconds_sum{model_name="m"} 1
+sglang:num_running_reqs{model_name="m"} 1
+sglang:num_queue_reqs{model_name="m"} 0
+"""
+
+
+def test_counters_of_both_kinds_of_server() -> None:
+    assert parse(VLLM) == Counters(1203, 10, 50.5, 12.5, 2)
+    assert parse(SGLANG) == Counters(100, 4, 9, 1, 1)
+    assert parse(VLLM.replace("vllm:", "lumotree:")) == Counters(1203, 10, 50.5, 12.5, 2)
+
+
+def test_a_page_without_the_four_counters_is_none() -> None:
+    assert parse("") is None
+    assert parse(VLLM.replace("time_to_first", "time_to_last")) is None
+    # Before its first request a labelled counter has no sample at all.
+    fresh = "\n".join(line for line in VLLM.splitlines() if "success" not in line)
+    assert parse(fresh).requests == 0
+
+
+def test_the_rate_leaves_out_first_tokens_and_prefill() -> None:
+    before, after = Counters(100, 2, 10.0, 4.0), Counters(302, 4, 20.0, 6.0)
+    # (202 tokens - 2 requests) / (10 s - 2 s)
+    assert difference(before, after).tok_s == pytest.approx(25.0)
+    assert difference(before, before).tok_s is None
+
+
+def test_pooled_parts_are_weighted_by_time() -> None:
+    parts = [
+        difference(Counters(0, 0, 0, 0), Counters(101, 1, 11.0, 1.0)),
+        difference(Counters(101, 1, 11.0, 1.0), Counters(402, 2, 22.0, 2.0)),
+    ]
+    assert total(parts).tok_s == pytest.approx(400 / 20)
+    assert total([]) is None
+
+
+GOOD = (Counters(0, 0, 0, 0, 0), Counters(0, 0, 0, 0, 0), Counters(50, 5, 9, 1, 0))
+
+
+@pytest.mark.parametrize(
+    ("previous", "before", "after", "sent", "tokens", "fault"),
+    [
+        (*GOOD, 5, 50, None),
+        (None, *GOOD[1:], 5, 50, None),
+        (*GOOD, None, None, None),
+        (Counters(9, 1, 2, 1, 0), *GOOD[1:], 5, 50, "reset before the task"),
+        (GOOD[0], Counters(60, 6, 9, 1, 0), GOOD[2], 5, 50, "reset during the task"),
+        (
+            GOOD[0],
+            Counters(10, 1, 2, 1, 0),
+            Counters(60, 6, 9, 2, 0),
+            5,
+            50,
+            "1 requests of somebody",
+        ),
+        (GOOD[0], Counters(0, 0, 0, 0, 2), GOOD[2], 5, 50, "2 requests under way .* beginning"),
+        (*GOOD[:2], Counters(50, 5, 9, 1, 1), 5, 50, "1 requests under way at the task's end"),
+        (*GOOD, 4, 50, "counted 5 requests, 4 were sent"),
+        (*GOOD, 5, 49, "counted 50 tokens, its answers said 49"),
+    ],
+)
+def test_what_spoils_a_difference_is_said(previous, before, after, sent, tokens, fault) -> None:
+    found = faults(previous, before, after, sent, tokens)
+    if fault is None:
+        assert found == []
+    else:
+        assert len(found) == 1 and re.search(fault, found[0])
+
+
+STEPS = st.lists(
+    st.tuples(st.integers(1, 500), st.integers(1, 9), st.floats(0.1, 50), st.floats(0.01, 5)),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(STEPS)
+def test_parts_add_up_to_the_whole(steps: list) -> None:
+    scrapes = [Counters(0, 0, 0, 0, 0)]
+    for tokens, requests, decode, first in steps:
+        last = scrapes[-1]
+        scrapes.append(
+            Counters(
+                last.generation_tokens + tokens + requests,
+                last.requests + requests,
+                last.e2e_s + decode + first,
+                last.ttft_s + first,
+                0,
+            )
+        )
+    parts = [difference(a, b) for a, b in zip(scrapes, scrapes[1:], strict=False)]
+    whole = difference(scrapes[0], scrapes[-1])
+    assert total(parts).tok_s == pytest.approx(whole.tok_s)
+    for before, after in zip(scrapes, scrapes[1:], strict=False):
+        assert faults(before, before, after, None, None) == []
