@@ -16,19 +16,24 @@ from torch import Tensor
 from lumotree.draft import mtp
 from lumotree.draft.plan import DraftPlan, Proposal, draft_plan, fill
 from lumotree.draft.suffix import SuffixAutomaton
-from lumotree.errors import CheckpointError, RequestError
+from lumotree.errors import CheckpointError, LumoTreeError, RequestError
 from lumotree.model.hybrid import HybridModel
 from lumotree.model.rows import TreeRows, prefill_rows
 from lumotree.model.runner import MAX_INDICES, RowRunner
 from lumotree.ops import reference as ops
+from lumotree.ops.gdn import Geometry
 from lumotree.prefix import PrefixStore
 from lumotree.request import PHASES, FinishReason, Generation, SamplingParams, TokenCallback
 from lumotree.sampling import TokenHistory, accept_walk, sample_rows
 from lumotree.state import HybridState
 from lumotree.text import ChatTokenizer, StreamDecoder
 from lumotree.tree import TreeDescriptor, tree_from_name
+from lumotree.verifiers import Verifier, verifier_class
 
 _SLOT_STEP = 1024
+EXACT_SCAN = "path-scan"
+# Each keeps buffers for the tree it serves, and which rows are active differs from step to step.
+MAX_VERIFIERS = 16
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class DecoderConfig:
     tree: str = "hydra27"
     passes: int = 5
     suffix: bool = True
-    verify: str = "path-scan"
+    verify: str = EXACT_SCAN
     draft_vocab: int = 0
     attention: str = "grouped"
     selection: str = "fused"
@@ -132,6 +137,19 @@ class Decoder:
         self.snapshots = PrefixStore()
         self._state: HybridState | None = None
         self._path_tensors: dict[TreeDescriptor, tuple[Tensor, Tensor]] = {}
+        self._verifiers: dict[TreeDescriptor, Verifier] = {}
+        verifier_class(config.verify)
+        if not model.kernels:
+            self._refuse_kernel_options(config)
+
+    @staticmethod
+    def _refuse_kernel_options(config: DecoderConfig) -> None:
+        for name in ("attention", "selection", "operands"):
+            if getattr(config, name) != getattr(DecoderConfig, name):
+                raise LumoTreeError(
+                    f"{name}={getattr(config, name)} takes a kernel away, and this device has none",
+                    "leave it out, or run on a CUDA device with triton installed",
+                )
 
     @property
     def max_context(self) -> int:
@@ -228,10 +246,20 @@ class Decoder:
         tree, kept = proposal.tree.restrict(tuple(proposal.active))
         tokens = [proposal.tokens[row] for row in kept]
         index = self.runner.index(tree)
-        rows = TreeRows(index, state.kv, state.length, self.model.rope, state)
+        verifier = None if self.config.verify == EXACT_SCAN else self._verifier(tree)
+        rows = TreeRows(index, state.kv, state.length, self.model.rope, state, verifier=verifier)
         hidden = self.model.forward(self.runner.token_ids(tokens, index.padded), rows)
         logits = self.model.logits(hidden)[: len(tree)]
         return Verified(tree, kept, tokens, rows, hidden, logits, [True] * len(tree))
+
+    def _verifier(self, tree: TreeDescriptor) -> Verifier:
+        if tree not in self._verifiers:
+            if len(self._verifiers) >= MAX_VERIFIERS:
+                self._verifiers.clear()
+            model, kind = self.model, verifier_class(self.config.verify)
+            geometry = Geometry.of(model.config)
+            self._verifiers[tree] = kind(tree, geometry, model.device, torch.float32)
+        return self._verifiers[tree]
 
     def select(self, run: Run, verified: Verified) -> tuple[list[int], int]:
         """The walk: accepted rows from the root, and the next pending token."""

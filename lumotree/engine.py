@@ -39,8 +39,18 @@ class Engine:
 
     def __init__(self, source: ModelSource, model: HybridModel, rows: str) -> None:
         self.source, self.model, self.rows = source, model, rows
-        self.row_multiple = probe_row_multiple(model)
-        self.runner = RowRunner(model, rows, self.row_multiple or ROW_MULTIPLES[0])
+        self.row_multiple = self._probe()
+        # Kernels treat every row alike, whatever their number.
+        fallback = 1 if model.kernels else ROW_MULTIPLES[0]
+        self.runner = RowRunner(model, rows, self.row_multiple or fallback)
+
+    def _probe(self) -> int | None:
+        """The row multiple that gives equal bits on this machine, None when none does."""
+        if not self.model.kernels:
+            return probe_row_multiple(self.model)
+        from lumotree.captured.probe import probe_equal_bits
+
+        return 1 if probe_equal_bits(self.model, RowRunner(self.model, "natural", 1)) else None
 
     @classmethod
     def load(
@@ -96,7 +106,12 @@ class Engine:
         """
         if config.passes < 0:
             raise LumoTreeError(f"passes={config.passes} is negative")
-        return Decoder(self.model, self.tokenizer, config, self.runner)
+        kind: type[Decoder] = Decoder
+        if self.model.kernels:
+            from lumotree.captured.decoder import CapturedDecoder
+
+            kind = CapturedDecoder
+        return kind(self.model, self.tokenizer, config, self.runner)
 
     def description(self) -> dict[str, Any]:
         """What run.json says of the model and of the exactness that holds on this machine."""
@@ -108,6 +123,7 @@ class Engine:
             "rows": self.rows,
             "row_multiple": self.runner.multiple,
             "equal_bits": self.row_multiple is not None,
+            "kernels": self.model.kernels,
             "equal_bits_probed_rows": PROBED_ROWS,
             "max_context": self.max_context,
             "has_mtp": self.has_mtp,

@@ -24,7 +24,6 @@ from lumotree.model.runner import MATCHED_ROWS
 from lumotree.ops.select import SamplingBlock
 from lumotree.sampling import accept_walk
 from lumotree.state import HybridState
-from lumotree.tree import TreeDescriptor
 
 # State slots come in powers of two from here: a captured graph belongs to one slot.
 FIRST_CAPACITY = 4096
@@ -83,7 +82,13 @@ class CapturedDecoder(Decoder):
         self.graphs["verify"]()
         self.clock.lap("verify")
         return Verified(
-            self.active_tree, self.kept, tokens, _Rows(self, state), step.hidden, step.logits, active
+            self.active_tree,
+            self.kept,
+            tokens,
+            _Rows(self, state),
+            step.hidden,
+            step.logits,
+            active,
         )
 
     def select(self, run: Run, verified: Verified) -> tuple[list[int], int]:
@@ -109,7 +114,9 @@ class CapturedDecoder(Decoder):
     def _select_on_host(self, run: Run, verified: Verified) -> tuple[list[int], int]:
         """What the kernels do not cover (any top_k, many ties), by the torch definition."""
         tree, state_length = verified.tree, verified.rows.state.length
-        sampled = self._sample(run, verified.logits[: len(tree)], tree, verified.tokens, state_length)
+        sampled = self._sample(
+            run, verified.logits[: len(tree)], tree, verified.tokens, state_length
+        )
         path, pending = accept_walk(tree.children, verified.tokens, verified.active, sampled)
         run.history.add([*(verified.tokens[row] for row in path[1:]), pending])
         self._set_path(path, pending)
@@ -156,10 +163,12 @@ class CapturedDecoder(Decoder):
 
     def _capture(self, state: HybridState) -> None:
         model, config, device = self.model, self.config, self.model.device
-        if self.uses_mtp:
-            # Slot 0 weighs nothing and no slot is read before it is written, but a warm-up reads.
-            for side in (state.mtp_kv.keys, state.mtp_kv.values):
-                side.zero_()
+        # No slot is read before it is written, but in a warm-up, and by stock attention, which
+        # gives unseen slots no weight and multiplies them all the same.
+        for cache in (state.kv, state.mtp_kv):
+            if cache is not None:
+                cache.keys.zero_()
+                cache.values.zero_()
         rows = StepRows(
             model,
             state,

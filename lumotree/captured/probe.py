@@ -10,7 +10,6 @@ from lumotree.draft.plan import Proposal
 from lumotree.model.hybrid import HybridModel
 from lumotree.model.runner import RowRunner
 from lumotree.state import HybridState
-from lumotree.tree import tree_from_name
 
 # The prefix ends just below a key block of the attention kernels, so that the tree crosses it.
 PREFIX = 251

@@ -76,6 +76,8 @@ class StepRows(AttentionRows):
         super().__init__(model, tree, padded, state.kv, length, stock=stock)
         config, device, count = model.config, model.device, len(tree)
         self.state, self.padded, self.inline = state, padded, inline
+        # A kernel may begin before the one in front of it ends: all wait before they read its work.
+        self.early = self.attention.launch.early
         self.geometry = Geometry.of(config)
         self.verifier = verifier_class(verify)(tree, self.geometry, device, model.dtype)
         g, width = self.geometry, config.conv_kernel
@@ -102,10 +104,11 @@ class StepRows(AttentionRows):
                 self.geometry.dk**-0.5,
                 into,
                 self.records[layer],
+                self.early,
             )
         read = self.verifier.verify(layer, self.state.recurrent, into)
         out = projected.new_empty(self.padded, self.geometry.heads * self.geometry.dv)
-        return gdn_prepare.finish(read, projected, mixer.norm, out)
+        return gdn_prepare.finish(read, projected, mixer.norm, out, self.early)
 
     def _inline(self, mixer: GatedDeltaNet, projected: Tensor, into: Operands) -> None:
         """The operands by plain torch operations, one by one: the variant operands=inline."""

@@ -10,11 +10,16 @@ from lumotree.model.config import ModelConfig
 from lumotree.model.layers import DecoderLayer, Rows, Take, below
 from lumotree.model.source import ModelSource, Weights
 from lumotree.ops import reference as ops
-from lumotree.ops.table import Table, table_for
+from lumotree.ops.table import Table, has_kernels, table_for
+from lumotree.state import HybridState
 from lumotree.tree import MAX_ROWS
 
 # Rope positions made at load; longer requests reserve more, up to the model's context.
 FIRST_POSITIONS = 8192
+# Prompts are computed in runs that start at multiples of this many positions, so that a prefix
+# taken from a snapshot has the bits of one computed afresh. Products on a GPU want long runs.
+PREFILL_CHUNK = 256
+DEVICE_PREFILL_CHUNK = 4096
 
 
 class HybridModel:
@@ -31,6 +36,12 @@ class HybridModel:
 
         trunk, h = checkpoint.trunk, config.hidden_size
         self.table = table = table_for(device)
+        # Keys and values as attention reads them; see KVCache.
+        self.kernels = has_kernels(device)
+        self.kv_dtype = dtype if self.kernels else torch.float32
+        self.prefill_chunk = DEVICE_PREFILL_CHUNK if self.kernels else PREFILL_CHUNK
+        # Ids that may be emitted: all, unless the checkpoint's vocabulary is padded.
+        self.live_vocab = config.vocab_size
         self.embedding = take(f"{trunk}embed_tokens.weight", (config.vocab_size, h))
         seen = dict.fromkeys(config.layer_types, 0)
         self.layers: list[DecoderLayer] = []
@@ -60,6 +71,10 @@ class HybridModel:
                 self.dtype,
                 self.device,
             )
+
+    def new_state(self, capacity: int, mtp: bool) -> HybridState:
+        """An empty state slot of `capacity` positions; `mtp`: with room for the draft head."""
+        return HybridState(self.config, capacity, self.dtype, self.device, mtp, self.kv_dtype)
 
     @classmethod
     def load(cls, source: ModelSource, dtype: torch.dtype, device: torch.device) -> HybridModel:
@@ -92,9 +107,12 @@ class HybridModel:
         """One pass of the MTP head: [n] tokens and [n, hidden] of the positions before them."""
         return self.mtp(self.embed(token_ids), hidden, rows)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[n, hidden] after the final norm -> float32 [n, vocab]."""
-        return self.table.linear(hidden, self.lm_head).float()
+    def logits(self, hidden: Tensor, vocab: int | None = None) -> Tensor:
+        """[n, hidden] after the final norm -> float32 [n, vocab], of the first `vocab` ids."""
+        head = self.lm_head
+        if vocab is not None and vocab < self.config.vocab_size:
+            head = self.table.first(head, vocab)
+        return self.table.linear(hidden, head).float()
 
 
 class MTPHead:

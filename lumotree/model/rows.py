@@ -13,11 +13,13 @@ from torch import Tensor
 
 from lumotree.model.layers import Attention, GatedDeltaNet, Rows
 from lumotree.ops import reference as ops
+from lumotree.ops.gdn import Operands, Path
 from lumotree.state import HybridState, KVCache
 from lumotree.tree import TreeDescriptor
 
 if TYPE_CHECKING:
     from lumotree.model.hybrid import HybridModel
+    from lumotree.verifiers.base import Verifier
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ def _scan_plan(tree: TreeDescriptor):
 class TreeRows:
     """One verification step over `index.tree`, `index.padded` rows, on top of `prefix` tokens.
 
-    `first` is the first key that exists (1 in the draft head's cache).
+    `first` is the first key that exists (1 in the draft head's cache). A `verifier` takes the
+    place of the scan and its replay.
     """
 
     def __init__(
@@ -117,18 +120,25 @@ class TreeRows:
         rope: Tensor,
         state: HybridState | None = None,
         first: int = 0,
+        verifier: Verifier | None = None,
     ) -> None:
         if prefix + len(index.tree) > cache.slots:
             raise ValueError(f"{prefix} + {len(index.tree)} rows do not fit {cache.slots} slots")
         self.index, self.cache, self.prefix, self.first = index, cache, prefix, first
-        self.state, self.count = state, len(index.tree)
+        self.state, self.count, self.verifier = state, len(index.tree), verifier
         self.angles = ops.rope_angles(rope.index_select(0, index.depth + prefix))
         self.write_slots = (
             slice(prefix, prefix + self.count) if index.linear else index.slots + prefix
         )
         room = ops.KEY_BLOCK - prefix % ops.KEY_BLOCK
-        later = [depth >= room for depth in index.slot_depth]
-        self.later = torch.tensor(later, device=rope.device) if any(later) else None
+        # Key blocks, counted from that of the root: most steps stay in it.
+        blocks = [
+            max(0, depth - room) // ops.KEY_BLOCK + (depth >= room) for depth in index.slot_depth
+        ]
+        self.later = None
+        if deepest := max(blocks):
+            block = torch.tensor(blocks, device=rope.device)
+            self.later = block == torch.arange(1, deepest + 1, device=rope.device)[:, None]
         self.conv_inputs: list[Tensor] = []
         # Per GDN layer, rows in scan order: query and key, written value, decay.
         self.records: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -149,12 +159,24 @@ class TreeRows:
     def scan(self, layer: int, query_key: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
         """Gated delta rule along each path, [count, heads, dv]; takes `mixer.operands`."""
         index = self.index
+        if self.verifier is not None:
+            return self._verify(layer, query_key, v, g.exp(), beta)
         operands = (query_key, v, g.exp(), beta)
         if index.order is not None:
             operands = tuple(x.index_select(0, index.order) for x in operands)
         out, written = _scan(self.state.recurrent[layer], operands, index.steps)
         self.records.append((operands[0], written, operands[2]))
         return out if index.inverse is None else out.index_select(0, index.inverse)
+
+    def _verify(
+        self, layer: int, query_key: Tensor, v: Tensor, decay: Tensor, beta: Tensor
+    ) -> Tensor:
+        verifier = self.verifier
+        heads = verifier.geometry.heads // verifier.geometry.key_heads
+        query, key = query_key[:, ::heads].unbind(2)
+        overlap = (query * key).sum(-1)
+        given = Operands(query, key, v, decay, beta, overlap)
+        return verifier.verify(layer, self.state.recurrent, verifier.place(layer, given))
 
     def attend(self, mixer: Attention, projected: Tensor) -> Tensor:
         q, k, v, gate = mixer.operands(projected, self.angles)
@@ -182,8 +204,14 @@ class TreeRows:
         count = len(path)
         in_line = path == list(range(count))
         rows = slice(count) if in_line else torch.tensor(path, device=hidden.device)
-        if self.records:
+        if self.verifier is not None:
+            self.verifier.publish(
+                state.recurrent, Path.of(self.index.tree, tuple(path), hidden.device)
+            )
+            self.verifier.flush(state.recurrent)
+        elif self.records:
             replay(state.recurrent, self.records, [self.index.scan_place[row] for row in path])
+        if self.conv_inputs:
             width = state.conv.shape[1] + 1
             last = TreeIndex.history(tuple(path), width)[1:]
             state.conv.copy_(torch.stack(self.conv_inputs)[:, last])

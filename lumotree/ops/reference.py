@@ -286,9 +286,9 @@ def tree_attention(
 
     q [n, heads, d] already scaled; keys, values float32 [kv_heads, prefix + slots, d], tree
     keys in slot order after the prefix; hidden bool [n * group, slots]: keys a query must not
-    see, None when all see all; later bool [slots]: keys whose position lies past the key block
-    that holds position `prefix`, None when none does; keys before `first` are seen by nobody.
-    Returns [n, heads, d] float32.
+    see, None when all see all; later bool [blocks, slots]: keys whose position lies in each key
+    block after the one that holds position `prefix`, None when none does; keys before `first`
+    are seen by nobody. Returns [n, heads, d] float32.
 
     A key's weight is summed within the block of its absolute position, ancestors before
     descendants, blocks in order. So a row's sum is the one that decoding its path token by
@@ -319,11 +319,11 @@ def tree_attention(
         heads_parts = [_weighted(w, v) for w, v in zip(blocks, block_values, strict=True)]
         sums, masses = (torch.stack(side, dim=1) for side in zip(*heads_parts, strict=True))
         parts += zip(sums, masses, strict=True)
+    tails = [tail]
     if later is not None:
-        past = torch.cat((later.new_zeros(prefix - start), later))
-        parts.append(_weighted(tail * ~past, tail_values))
-        tail = tail * past
-    parts.append(_weighted(tail, tail_values))
+        here = F.pad(later, (prefix - start, 0))
+        tails = [tail * mask for mask in (~here.any(0), *here)]
+    parts += [_weighted(part, tail_values) for part in tails]
     total, mass = (reduce(torch.add, side) for side in zip(*parts, strict=True))
     out = total / mass
     if kv_heads > 1:

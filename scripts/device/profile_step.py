@@ -1,0 +1,75 @@
+"""Where a captured step's time goes: kernels of the verify, publish and draft graphs, and idle time.
+
+    python scripts/device/profile_step.py --model rehearsal:27b --prompt 16000 --out FOLDER
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+from pathlib import Path
+
+import torch
+from captured import ARMS, prompts
+from torch.profiler import ProfilerActivity, profile
+
+from lumotree.engine import Engine
+from lumotree.request import SamplingParams
+
+REPLAYS = 3
+
+
+def kernels(graph) -> tuple[dict[str, list[float]], float, float]:
+    """Per kernel name [launches, microseconds] of one replay, span and busy microseconds."""
+    for _ in range(2):
+        graph()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as traced:
+        for _ in range(REPLAYS):
+            graph()
+        torch.cuda.synchronize()
+    found = collections.defaultdict(lambda: [0, 0.0])
+    spans = []
+    for event in traced.events():
+        if event.device_type.name != "CUDA":
+            continue
+        spans.append((event.time_range.start, event.time_range.end))
+        found[event.name][0] += 1 / REPLAYS
+        found[event.name][1] += event.time_range.elapsed_us() / REPLAYS
+    spans.sort()
+    busy, end = 0.0, spans[0][0]
+    for first, last in spans:
+        busy += max(0.0, last - max(first, end))
+        end = max(end, last)
+    return dict(found), (end - spans[0][0]) / REPLAYS, busy / REPLAYS
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="rehearsal:27b")
+    parser.add_argument("--prompt", type=int, nargs="+", default=[2000])
+    parser.add_argument("--arms", nargs="+", default=["ar", "lumotree"])
+    parser.add_argument("--rows", default="natural")
+    parser.add_argument("--out", type=Path, default=Path("."))
+    args = parser.parse_args()
+    engine = Engine.load(args.model, rows=args.rows)
+    saved = {}
+    for name in args.arms:
+        decoder = engine.decoder(ARMS[name])
+        for prompt in prompts(args.prompt, engine):
+            decoder.generate(prompt, SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True))
+            for stage, graph in decoder.graphs.items():
+                found, span, busy = kernels(graph)
+                print(f"{name} {len(prompt)} {stage}: span {span:.0f} us, busy {busy:.0f} us")
+                for kernel, (count, spent) in sorted(found.items(), key=lambda x: -x[1][1])[:14]:
+                    each = spent / max(count, 1)
+                    print(f"  {spent:9.1f} us  {count:6.1f} x {each:8.2f}  {kernel[:90]}")
+                saved[f"{name} {len(prompt)} {stage}"] = dict(span=span, busy=busy, kernels=found)
+        del decoder
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "profile.json").write_text(json.dumps(saved, indent=1))
+
+
+if __name__ == "__main__":
+    main()
