@@ -39,7 +39,10 @@ def decoder_config(spec: ArmSpec) -> DecoderConfig:
     """What an in-process spec means: a tree, the number of MTP passes, suffix drafts or not."""
     from lumotree.engine import DecoderConfig
 
-    return DecoderConfig(**IN_PROCESS[spec.name] | spec.values())
+    values = IN_PROCESS[spec.name] | spec.values()
+    if isinstance(values.get("passes"), tuple):
+        values["first_passes"], values["passes"] = values["passes"]
+    return DecoderConfig(**values)
 
 
 class InProcessArm:

@@ -61,6 +61,12 @@ def finished_result(event: dict[str, Any], bursts: Bursts, first_tokens: int) ->
     if completion < 1:
         raise BadAnswer("the server reported no completion tokens")
     ids = event.get("output_ids")
+    # Some launches stream increments: then the last event holds only the last ids. More ids
+    # than were counted are kept: chunks counted as tokens show by them.
+    whole = isinstance(ids, list) and len(ids) >= completion
+    # The end-of-text token is the last id and no output.
+    if whole and kind == "stop" and ids and ids[-1] == reason.get("matched"):
+        ids = ids[:-1]
     text = event.get("text")
     return ArmResult(
         prompt_tokens=_count(event, "prompt_tokens"),
@@ -71,9 +77,7 @@ def finished_result(event: dict[str, Any], bursts: Bursts, first_tokens: int) ->
         steps=_count(event, "spec_verify_ct") or None,
         accepted_by_depth=_survivors(meta.get("spec_correct_drafts_histogram")),
         finish_reason=kind,
-        # Some launches stream increments: then the last event holds only the last ids. More ids
-        # than were counted are kept: chunks counted as tokens show by them.
-        token_ids=tuple(ids) if isinstance(ids, list) and len(ids) >= completion else None,
+        token_ids=tuple(ids) if whole else None,
         output_sha256=text_sha256(text) if isinstance(text, str) else None,
         burst_s=tuple(bursts.gaps),
         details={"first_event_tokens": first_tokens},

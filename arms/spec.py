@@ -110,11 +110,38 @@ def _tree(where: str, value: str) -> str:
     return value
 
 
-def _passes(where: str, value: str) -> int:
+def _passes(where: str, value: str) -> int | tuple[int, int]:
+    """A number of passes, or `first/all`: the rest run only where the first ones are sure."""
     numbers = {str(n): n for n in range(MAX_PASSES + 1)}
-    if value not in numbers:
-        raise ArmError(f"{where} is '{value}'; it takes a whole number from 0 to {MAX_PASSES}")
-    return numbers[value]
+    first, slash, every = value.partition("/")
+    if value in numbers:
+        return numbers[value]
+    if slash and first in numbers and every in numbers and 0 < numbers[first] < numbers[every]:
+        return numbers[first], numbers[every]
+    raise ArmError(
+        f"{where} is '{value}'; it takes a whole number from 0 to {MAX_PASSES}, or two such as 3/5"
+    )
+
+
+def _one_of(*valid: str) -> Callable[[str, str], str]:
+    def check(where: str, value: str) -> str:
+        if value not in valid:
+            raise ArmError(f"{where} is '{value}'", _suggest(value, list(valid), "values"))
+        return value
+
+    return check
+
+
+def _verifier(where: str, value: str) -> str:
+    from lumotree.verifiers import NAMES
+
+    return _one_of(*NAMES)(where, value)
+
+
+def _count(where: str, value: str) -> int:
+    if not value.isascii() or not value.isdigit() or not 3 <= int(value) < 10**9:
+        raise ArmError(f"{where} is '{value}'; it takes a number of token ids, at least 3")
+    return int(value)
 
 
 def _switch(where: str, value: str) -> bool:
@@ -176,7 +203,17 @@ IN_PROCESS: dict[str, dict[str, Any]] = {
     },
     "lumotree": {},
 }
-DECODER_OPTIONS = {"tree": _tree, "passes": _passes, "suffix": _switch, "plan": _word}
+DECODER_OPTIONS = {
+    "tree": _tree,
+    "attention": _one_of("grouped", "stock"),
+    "selection": _one_of("fused", "separate"),
+    "operands": _one_of("prepared", "inline"),
+    "passes": _passes,
+    "draft_vocab": _count,
+    "verify": _verifier,
+    "suffix": _switch,
+    "plan": _word,
+}
 # Names and options that exist, each option with what checks and reads it. Help and errors are
 # made from this.
 OPTIONS: dict[str, dict[str, Callable[[str, str], Any]]] = {

@@ -38,9 +38,10 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Done:
-    """The end of a request that was served."""
+    """The end of a request that was served. stop_id: the end-of-text token, if that ended it."""
 
     generation: Generation
+    stop_id: int | None = None
 
 
 Event = Tokens | Done | ApiError
@@ -167,8 +168,9 @@ class Scheduler:
                 generation = slot.result()
                 self._hand_out(job, slot)
                 self._metrics.finished(job, generation)
+                done = Done(generation, slot.stop_id)
                 self._close(job, slot, done=True)
-                job.deliver(Done(generation))
+                job.deliver(done)
         except LumoTreeError as error:
             self._fail(job, slot, ApiError(400, str(error)))
         except Exception as error:

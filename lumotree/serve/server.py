@@ -7,7 +7,8 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -18,7 +19,9 @@ from lumotree.serve.metrics import Metrics
 from lumotree.serve.scheduler import Scheduler
 from lumotree.serve.service import Service
 from lumotree.serve.settings import ServeSettings
-from lumotree.serve.slots import Slot
+from lumotree.serve.sglang import add_sglang_routes
+from lumotree.serve.slots import make_slots
+from lumotree.tree import tree_from_name
 
 if TYPE_CHECKING:
     from lumotree.decoder import DecoderConfig
@@ -35,13 +38,14 @@ class ModelServer:
         self.settings = settings
         context = min(settings.max_context or engine.max_context, engine.max_context)
         self.metrics = Metrics()
-        slots = [Slot(engine.decoder(config)) for _ in range(settings.active)]
+        slots = make_slots(engine, config, settings.active)
         self.scheduler = Scheduler(slots, settings.queue, self.metrics)
         self.metrics.gauge("num_requests_running", "Active requests.", self._active)
         self.metrics.gauge("num_requests_waiting", "Waiting requests.", self._waiting)
         vocab = engine.model.config.vocab_size
         self.service = Service(settings, self.scheduler, engine.tokenizer, context, vocab)
         self.app: FastAPI = create_app(self.service, self.metrics)
+        add_sglang_routes(self.app, self.service, server_info(config))
         self.scheduler.start()
 
     def _active(self) -> int:
@@ -60,6 +64,17 @@ class ModelServer:
         host = f"[{self.settings.host}]" if ":" in self.settings.host else self.settings.host
         address = f"http://{host}:{sock.getsockname()[1]}"
         Stopping(self, lambda: ready(address)).run(sockets=[sock])
+
+
+def server_info(config: DecoderConfig) -> dict[str, Any]:
+    """What decodes here, in SGLang's words."""
+    tree = tree_from_name(config.tree)
+    return {
+        "version": f"lumotree {version('lumotree')}",
+        "speculative_algorithm": f"lumotree:tree={config.tree}",
+        "speculative_num_steps": config.passes,
+        "speculative_num_draft_tokens": len(tree),
+    }
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -98,17 +98,8 @@ class Service:
         if stream:
             chunks = stream_chunks(answer, running, usage)
             return EventStream(chunks, running.cancel, self.settings.idle_timeout_s)
-        collecting = asyncio.ensure_future(collect(answer, running))
-        leaving = asyncio.ensure_future(gone(http.receive))
-        try:
-            await asyncio.wait((collecting, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if not collecting.done():
-                return Response(status_code=499)  # nobody reads it
-            return JSONResponse(collecting.result())
-        finally:
-            running.cancel()
-            for task in (collecting, leaving):
-                task.cancel()
+        whole = await whole_or_gone(http, running, collect(answer, running))
+        return Response(status_code=499) if whole is None else JSONResponse(whole)
 
 
 class Running:
@@ -142,6 +133,21 @@ class Running:
                 raise what
             left -= isinstance(what, Done)
             yield index, what
+
+
+async def whole_or_gone(
+    http: Request, running: Running, collecting: Coroutine[Any, Any, dict[str, Any]]
+) -> dict[str, Any] | None:
+    """What `collecting` returns, or None when the client leaves before; then nobody reads it."""
+    work = asyncio.ensure_future(collecting)
+    leaving = asyncio.ensure_future(gone(http.receive))
+    try:
+        await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
+        return work.result() if work.done() else None
+    finally:
+        running.cancel()
+        for task in (work, leaving):
+            task.cancel()
 
 
 async def collect(answer: Answer, running: Running) -> dict[str, Any]:

@@ -39,6 +39,12 @@ class Slot:
     def finished(self) -> bool:
         return self.run is not None and self.run.finish_reason is not None
 
+    @property
+    def stop_id(self) -> int | None:
+        """The end-of-text token that ended the request; it is counted and not shown."""
+        run = self.run
+        return run.tokens[-1] if run.completion_tokens > len(run.output) else None
+
     def result(self) -> Generation:
         """The finished request; the last of its text is in `run.fresh` afterwards."""
         return self.decoder._result(self.run)

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from arms.sglang import SglangArm, sglang_sampling
 from arms.protocol import ArmRequest
+from arms.sglang import SglangArm, sglang_sampling
 from arms.spec import ArmSpec
 from lumotree.errors import ArmError
 from lumotree.request import SamplingParams

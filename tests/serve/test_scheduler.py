@@ -29,7 +29,7 @@ class FakeSlot:
 
     def __init__(self, log, gate=None, fault=None):
         self.log, self.gate, self.fault = log, gate, fault
-        self.run, self.logprobs, self.open_now = None, (), False
+        self.run, self.logprobs, self.open_now, self.stop_id = None, (), False, None
 
     def open(self, prompt_ids, params, logprobs):
         assert not self.open_now

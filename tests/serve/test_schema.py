@@ -12,6 +12,8 @@ PATHS = {
     "/health": "GET",
     "/metrics": "GET",
     "/v1/models": "GET",
+    "/server_info": "GET",
+    "/generate": "POST",
     "/v1/models/{name}": "GET",
     "/v1/chat/completions": "POST",
     "/v1/completions": "POST",
