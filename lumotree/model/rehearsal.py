@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -93,7 +93,7 @@ class RehearsalSource:
             "label": label(self.shape),
             "rehearsal": {
                 "shape": self.shape,
-                "geometry": SHAPES[self.shape].__dict__,
+                "geometry": asdict(SHAPES[self.shape]),
                 "seed": SEED,
                 "embedded_sha256": weights_sha256(EMBEDDED),
                 "live_layers": [i for i, source in enumerate(placed) if source >= 0],
@@ -111,5 +111,5 @@ def widen_config(embedded: dict[str, Any], shape: Shape) -> dict[str, Any]:
         "linear_attention" if (i + 1) % interval else "full_attention"
         for i in range(shape.num_hidden_layers)
     ]
-    changes = shape.__dict__ | {"layer_types": kinds, "max_position_embeddings": POSITIONS}
+    changes = asdict(shape) | {"layer_types": kinds, "max_position_embeddings": POSITIONS}
     return embedded | changes

@@ -110,5 +110,6 @@ def _caption(found: dict[str, Any]) -> str:
     where = str(where).replace("(R)", "").replace("(TM)", "")
     corpus = (found.get("corpus") or {}).get("name") or "corpus"
     prefix = found.get("prefix_tokens")
-    said = [corpus, f"model {Path(str(model.get('name', '?'))).name}", where]
+    label = f" ({model['label']})" if model.get("label") else ""
+    said = [corpus, f"model {Path(str(model.get('name', '?'))).name}{label}", where]
     return " · ".join([*said, f"behind {prefix:,} tokens" if prefix else ""]).strip(" ·")

@@ -38,6 +38,7 @@ def about(view: RunView) -> dict[str, list[tuple[str, str]]]:
         },
         "Model": {
             "name": view.model,
+            "read as": model.get("label"),
             "weights SHA-256": model.get("weights_sha256"),
             "type": model.get("dtype"),
             "device": model.get("device"),
