@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from lumotree.ops.linear_hopper import hopper_kernel
 from lumotree.ops.linear_kernels import (
     add_norm_kernel,
     linear_kernel,
@@ -34,10 +36,11 @@ SUM_BLOCK = 1024
 
 @dataclass(frozen=True)
 class Block:
-    """How a product runs. n, k and splits decide nothing but speed and, with splits, the bits.
+    """How a product runs: n rows of the weight by k columns a step.
 
-    n rows of the weight by k columns a step; splits shares of K; stages tiles in flight; ask:
-    bytes of each weight row asked for before the kernel in front has ended.
+    splits shares of K decide the bits, all else only speed. stages: tiles in flight at 32 rows;
+    ahead: how many steps before its end the kernel behind may begin (-1: at once, None: only
+    when this one has ended); hopper: by linear_hopper where it can run.
     """
 
     n: int
@@ -46,21 +49,8 @@ class Block:
     stages: int = 4
     warps: int = 4
     tma: bool = True
-    ask: int = 0
-    line: int = 128
-    roll: int = 0
-    late: bool = False
-    early: bool = True
-
-
-class Ahead(NamedTuple):
-    """A weight that a later product reads in `splits` shares of K, and bytes to ask for of each
-    row and share."""
-
-    weight: Tensor
-    splits: int
-    block_k: int
-    bytes: int
+    hopper: bool = False
+    ahead: int | None = 0
 
 
 def pack(weight: Tensor) -> Tensor:
@@ -78,6 +68,11 @@ def _early(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+@lru_cache(maxsize=64)
+def _hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
 def _aligned(x: Tensor) -> bool:
     return x.data_ptr() % 16 == 0 and x.stride(0) * x.element_size() % 16 == 0
 
@@ -91,73 +86,73 @@ def _checked(x: Tensor, weight: Tensor) -> Tensor:
     return x if x.stride(1) == 1 else x.contiguous()
 
 
-def _operands(x: Tensor, weight: Tensor, block: Block, then: Ahead | None):
-    """Arguments and options of both product kernels, but for grid, output and splits."""
+def _stages(block: Block, tall: int, halves: int) -> int:
+    """As many tiles in flight as fit where `stages` of them fit at 32 rows."""
+    weight = halves * block.n
+    return max(2, min(block.stages, block.stages * (weight + 32) // (weight + tall)))
+
+
+def _launch(x: Tensor, weight: Tensor, out: Tensor, block: Block, halves: int) -> None:
+    """out = the product of x and the weight, or of its halves by `swiglu`."""
     rows, width = x.shape
-    tall = _row_block(rows)
-    tma = block.tma and _aligned(x) and _aligned(weight)
-    early = block.early and _early(x.device)
-    sources = (x, weight)
-    if tma:
-        sources = (
-            TensorDescriptor(x, [rows, width], [x.stride(0), 1], [tall, block.k]),
-            TensorDescriptor(weight, list(weight.shape), [width, 1], [block.n, block.k]),
-        )
-    options = dict(
-        ROWS=tall,
-        BLOCK_N=block.n,
-        BLOCK_K=block.k,
-        TMA=tma,
-        EVEN=width % block.k == 0,
-        PDL=early,
-        ASK=block.ask if early and width % block.k == 0 else 0,
-        LINE=block.line,
-        ROLL=block.roll if early and width % block.k == 0 else 0,
-        LATE=block.late,
-        NEXT=then is not None and early,
-        LANES=32 * block.warps,
-        WIDE=x.device.type == "cpu",
-        num_warps=block.warps,
-        num_stages=block.stages,
-    )
+    n, tall = weight.shape[0] // halves, _row_block(rows)
+    grid = (triton.cdiv(n, block.n), block.splits)
+    early = block.ahead is not None and _early(x.device)
+    aligned = _aligned(x) and _aligned(weight)
+    options = dict(ROWS=tall, BLOCK_N=block.n, BLOCK_K=block.k, num_warps=block.warps)
     if early:
         options["launch_pdl"] = True
-    ahead = (weight, 0, 0, 1, 1, 0)
-    if then is not None:
-        ahead = (then.weight, *then.weight.shape, then.splits, then.block_k, then.bytes)
-    return sources, ahead, options
+    x_view = (x, [rows, width], [x.stride(0), 1], [tall, block.k])
+    w_view = (weight, list(weight.shape), [width, 1], [block.n, block.k])
+    if block.hopper and aligned and x.dtype == torch.bfloat16 and _hopper(x.device):
+        layouts = (
+            gl.NVMMASharedLayout.get_default_for(v[3], gl.bfloat16) for v in (x_view, w_view)
+        )
+        hopper_kernel[grid](
+            *(HopperDescriptor(*v, la) for v, la in zip((x_view, w_view), layouts, strict=True)),
+            out, rows, n, width, block.splits, HALVES=halves,
+            STAGES=_stages(block, tall, halves),
+            AHEAD=block.ahead or 0, **options,
+        )  # fmt: skip
+        return
+    sources = (x, weight)
+    if block.tma and aligned:
+        sources = (TensorDescriptor(*x_view), TensorDescriptor(*w_view))
+    kernel = linear_kernel if halves == 1 else swiglu_kernel
+    kernel[grid](
+        *sources, out, rows, n, width, x.stride(0),
+        TMA=block.tma and aligned,
+        EVEN=width % block.k == 0,
+        PDL=early,
+        LATE=block.ahead == 0,
+        WIDE=x.device.type == "cpu",
+        num_stages=_stages(block, tall, halves),
+        **options,
+    )  # fmt: skip
 
 
-def _product(
-    x: Tensor, weight: Tensor, block: Block, dtype: torch.dtype, then: Ahead | None = None
-) -> Tensor:
+def _product(x: Tensor, weight: Tensor, block: Block, dtype: torch.dtype) -> Tensor:
     """[rows, N] in dtype, or partial sums float32 [splits, rows, N]."""
-    rows, n = x.shape[0], weight.shape[0]
-    shape, dtype = ((rows, n), dtype) if block.splits == 1 else ((block.splits, rows, n), None)
-    out = torch.empty(shape, dtype=dtype or torch.float32, device=x.device)
-    sources, ahead, options = _operands(x, weight, block, then)
-    linear_kernel[(triton.cdiv(n, block.n), block.splits)](
-        *sources, weight, out, rows, n, x.shape[1], x.stride(0), *ahead, **options
-    )
+    shape = (x.shape[0], weight.shape[0])
+    if block.splits > 1:
+        shape, dtype = (block.splits, *shape), torch.float32
+    out = torch.empty(shape, dtype=dtype, device=x.device)
+    _launch(x, weight, out, block, 1)
     return out
 
 
 def linear(
-    x: Tensor,
-    packed: Tensor,
-    out_dtype: torch.dtype | None = None,
-    block: Block | None = None,
-    then: Ahead | None = None,
+    x: Tensor, packed: Tensor, out_dtype: torch.dtype | None = None, block: Block | None = None
 ) -> Tensor:
     """x [rows, K], packed [N, K] -> [rows, N] in out_dtype (x's), rounded once from float32."""
     x, dtype = _checked(x, packed), out_dtype or x.dtype
     if x.shape[0] > MAX_ROWS:
         return torch.mm(x, packed.t()).to(dtype)
     block = block or choose(packed.shape, x)
-    out = _product(x, packed, block, dtype, then)
+    out = _product(x, packed, block, dtype)
     if block.splits == 1:
         return out
-    early = block.early and _early(x.device)
+    early = _early(x.device)
     total = torch.empty(out.shape[1:], dtype=dtype, device=x.device)
     sum_kernel[(triton.cdiv(total.numel(), SUM_BLOCK),)](
         out, total, total.numel(), SPLITS=block.splits, BLOCK=SUM_BLOCK, PDL=early,
@@ -166,19 +161,13 @@ def linear(
     return total
 
 
-def linear_swiglu(
-    x: Tensor, packed: Tensor, block: Block | None = None, then: Ahead | None = None
-) -> Tensor:
+def linear_swiglu(x: Tensor, packed: Tensor, block: Block | None = None) -> Tensor:
     """x [rows, K], packed [2 F, K] (gate, then up) -> silu(gate) * up, [rows, F]."""
-    x, rows, n = _checked(x, packed), x.shape[0], packed.shape[0] // 2
-    if rows > MAX_ROWS:
+    x = _checked(x, packed)
+    if x.shape[0] > MAX_ROWS:
         return swiglu(torch.mm(x, packed.t()))
-    block = block or choose(packed.shape, x)
-    out = torch.empty(rows, n, dtype=x.dtype, device=x.device)
-    sources, ahead, options = _operands(x, packed, block, then)
-    swiglu_kernel[(triton.cdiv(n, block.n),)](
-        *sources, packed, out, rows, n, x.shape[1], x.stride(0), *ahead, **options
-    )
+    out = torch.empty(x.shape[0], packed.shape[0] // 2, dtype=x.dtype, device=x.device)
+    _launch(x, packed, out, block or choose(packed.shape, x), 2)
     return out
 
 
@@ -191,12 +180,7 @@ def _norm_options(width: int, early: bool) -> dict:
 
 
 def linear_add_norm(
-    residual: Tensor,
-    x: Tensor,
-    packed: Tensor,
-    norm: Norm,
-    block: Block | None = None,
-    then: Ahead | None = None,
+    residual: Tensor, x: Tensor, packed: Tensor, norm: Norm, block: Block | None = None
 ) -> tuple[Tensor, Tensor]:
     """residual [rows, N] + x @ packed^T, rounded once, and its RMSNorm; both in x's dtype."""
     x, (rows, width) = _checked(x, packed), residual.shape
@@ -204,21 +188,20 @@ def linear_add_norm(
         total = torch.addmm(residual, x, packed.t())
         return total, rms_norm(total, norm)
     block = block or choose(packed.shape, x)
-    early = block.early and _early(x.device)
-    partial = _product(x, packed, block, torch.float32, then)
+    partial = _product(x, packed, block, torch.float32)
     total, normed = torch.empty_like(residual), torch.empty_like(residual)
     add_norm_kernel[(rows,)](
         partial, residual, norm.scale, norm.eps, total, normed, rows, width,
-        SPLITS=block.splits, **_norm_options(width, early),
+        SPLITS=block.splits, **_norm_options(width, _early(x.device)),
     )  # fmt: skip
     return total, normed
 
 
-def rms_norm(x: Tensor, norm: Norm, early: bool = True) -> Tensor:
+def rms_norm(x: Tensor, norm: Norm) -> Tensor:
     """RMSNorm of the last dim of contiguous x [..., d] in float32, result in x's dtype."""
     out, width = torch.empty_like(x), x.shape[-1]
     norm_kernel[(x.numel() // width,)](
-        x, norm.scale, norm.eps, out, width, **_norm_options(width, early and _early(x.device))
+        x, norm.scale, norm.eps, out, width, **_norm_options(width, _early(x.device))
     )
     return out
 

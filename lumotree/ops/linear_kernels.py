@@ -8,8 +8,8 @@ Bits: an output element is one chain over k in steps of BLOCK_K, within its shar
 (splits) are added in order by the kernels that read the partial sums. Neither depends on the row
 count, which only sets the narrow side of the instruction and a mask.
 
-Early start (PDL): every kernel lets the next one begin at once; it asks for the first bytes of
-its weights, which no kernel writes, and waits for the kernel in front only then.
+Early start (PDL): a kernel lets the next one begin, LATE when its loads are done, and waits for
+the one in front before it touches anything that kernels write.
 """
 
 from __future__ import annotations
@@ -17,49 +17,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-
-RUNTIME = ["rows", "next_n", "next_k", "next_splits", "next_block_k", "next_bytes"]
-
-
-@triton.jit
-def _ask(w_ptr, row0, k0, N, K, BLOCK: tl.constexpr, BYTES: tl.constexpr, LINE: tl.constexpr):
-    """Asks the L2 cache for the first BYTES of BLOCK weight rows from column k0, if there are."""
-    n = tl.minimum(row0 + tl.arange(0, BLOCK), N - 1).to(tl.int64)
-    at = (w_ptr + n * K + k0).to(tl.int64)
-    if LINE:
-        lines = at[:, None] + LINE * tl.arange(0, BYTES // LINE)[None, :]
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines], tl.int32, False, 1
-        )
-    else:
-        tl.inline_asm_elementwise(
-            f"cp.async.bulk.prefetch.L2.global [$1], {BYTES}; mov.u32 $0, 0;",
-            "=r,l",
-            [at],
-            tl.int32,
-            False,
-            1,
-        )
-
-
-@triton.jit
-def _ask_next(ptr, N, K, splits, block_k, size, LANES: tl.constexpr):
-    """This program's part of asking for `size` bytes of each row and share of K of a weight."""
-    programs = tl.num_programs(0) * tl.num_programs(1)
-    program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-    steps = tl.cdiv(K, block_k)
-    for base in range(program * LANES, N * splits, programs * LANES):
-        piece = tl.minimum(base + tl.arange(0, LANES), N * splits - 1)
-        column = (steps * (piece % splits) // splits) * block_k
-        at = ptr + (piece // splits).to(tl.int64) * K + column
-        tl.inline_asm_elementwise(
-            "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-            "=r,l,r",
-            [at.to(tl.int64), tl.full([LANES], size, tl.int32)],
-            tl.int32,
-            False,
-            1,
-        )
 
 
 @triton.jit
@@ -86,34 +43,22 @@ def _dot(weight, tile, acc, WIDE: tl.constexpr):
     return tl.dot(weight, tl.trans(tile), acc, input_precision="ieee")
 
 
-@triton.jit(do_not_specialize=RUNTIME)
+@triton.jit(do_not_specialize=["rows"])
 def linear_kernel(
     x,  # [rows, K] or its descriptor, with stride `stride` between rows
     w,  # [N, K] or its descriptor
-    w_ptr,  # [N, K]
     out_ptr,  # [rows, N], or partial sums float32 [splits, rows, N]
     rows,
     N,
     K,
     stride,
-    next_ptr,  # another weight [next_n, next_k], to be read in next_splits shares of K
-    next_n,
-    next_k,
-    next_splits,
-    next_block_k,
-    next_bytes,
     ROWS: tl.constexpr,  # power of two, at least `rows`
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     TMA: tl.constexpr,
     EVEN: tl.constexpr,  # K is a multiple of BLOCK_K
     PDL: tl.constexpr,
-    ASK: tl.constexpr,  # bytes of every weight row asked for before waiting
-    LINE: tl.constexpr,
-    ROLL: tl.constexpr,
     LATE: tl.constexpr,
-    NEXT: tl.constexpr,
-    LANES: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     row0 = tl.program_id(0) * BLOCK_N
@@ -124,8 +69,6 @@ def linear_kernel(
     if PDL:
         if not LATE:
             gdc_launch_dependents()
-        if ASK:
-            _ask(w_ptr, row0, first * BLOCK_K, N, K, BLOCK_N, ASK, LINE)
         gdc_wait()
     acc = tl.zeros([BLOCK_N, ROWS], tl.float32)
     for step in range(first, last):
@@ -133,48 +76,30 @@ def linear_kernel(
         weight = _tile(w, row0, k, N, K, K, BLOCK_N, BLOCK_K, TMA, EVEN, "evict_first")
         tile = _tile(x, 0, k, rows, K, stride, ROWS, BLOCK_K, TMA, EVEN, "")
         acc = _dot(weight, tile, acc, WIDE)
-        if ROLL:
-            if (step - first) % (ROLL // (2 * BLOCK_K)) == 0:
-                ahead = tl.minimum(k + ASK // 2, last * BLOCK_K - ROLL // 2)
-                _ask(w_ptr, row0, ahead, N, K, BLOCK_N, ROLL, LINE)
     if PDL and LATE:
         gdc_launch_dependents()
-    if NEXT:
-        _ask_next(next_ptr, next_n, next_k, next_splits, next_block_k, next_bytes, LANES)
     n = row0 + tl.arange(0, BLOCK_N)
     row = tl.arange(0, ROWS)
     to = out_ptr + split * rows * N + row[None, :] * N + n[:, None]
     tl.store(to, acc.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None] & (row < rows)[None, :])
 
 
-@triton.jit(do_not_specialize=RUNTIME)
+@triton.jit(do_not_specialize=["rows"])
 def swiglu_kernel(
     x,  # as in linear_kernel
     w,  # [2 F, K]: rows of the gate, then of the up projection
-    w_ptr,
     out_ptr,  # [rows, F]
     rows,
     N,  # F
     K,
     stride,
-    next_ptr,  # another weight [next_n, next_k], to be read in next_splits shares of K
-    next_n,
-    next_k,
-    next_splits,
-    next_block_k,
-    next_bytes,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     TMA: tl.constexpr,
     EVEN: tl.constexpr,
     PDL: tl.constexpr,
-    ASK: tl.constexpr,
-    LINE: tl.constexpr,
-    ROLL: tl.constexpr,
     LATE: tl.constexpr,
-    NEXT: tl.constexpr,
-    LANES: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     """silu(gate) * up, rounded where the definition rounds: both products, silu, the result."""
@@ -182,9 +107,6 @@ def swiglu_kernel(
     if PDL:
         if not LATE:
             gdc_launch_dependents()
-        if ASK:
-            _ask(w_ptr, row0, 0, 2 * N, K, BLOCK_N, ASK, LINE)
-            _ask(w_ptr, N + row0, 0, 2 * N, K, BLOCK_N, ASK, LINE)
         gdc_wait()
     gate = tl.zeros([BLOCK_N, ROWS], tl.float32)
     up = tl.zeros([BLOCK_N, ROWS], tl.float32)
@@ -195,15 +117,8 @@ def swiglu_kernel(
         gate = _dot(weight, tile, gate, WIDE)
         weight = _tile(w, N + row0, k, 2 * N, K, K, BLOCK_N, BLOCK_K, TMA, EVEN, "evict_first")
         up = _dot(weight, tile, up, WIDE)
-        if ROLL:
-            if step % (ROLL // (2 * BLOCK_K)) == 0:
-                ahead = tl.minimum(k + ASK // 2, K - ROLL // 2)
-                _ask(w_ptr, row0, ahead, 2 * N, K, BLOCK_N, ROLL, LINE)
-                _ask(w_ptr, N + row0, ahead, 2 * N, K, BLOCK_N, ROLL, LINE)
     if PDL and LATE:
         gdc_launch_dependents()
-    if NEXT:
-        _ask_next(next_ptr, next_n, next_k, next_splits, next_block_k, next_bytes, LANES)
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     gate = gate.to(dtype).to(tl.float32)
     silu = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)

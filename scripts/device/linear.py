@@ -15,14 +15,16 @@ import json
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch  # noqa: E402
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
 
 from lumotree.ops import linear as ops  # noqa: E402
 from lumotree.ops import reference  # noqa: E402
@@ -47,67 +49,50 @@ BFLOAT = torch.bfloat16
 
 def wide_blocks() -> list[Block]:
     """One share of K."""
-    plain = [
+    hopper = [
         Block(128, 64, stages=5),
         Block(128, 64, stages=8),
-        Block(128, 64, stages=8, warps=8),
+        Block(128, 128, stages=2, warps=8),
         Block(128, 128, stages=4, warps=8),
+        Block(64, 128, stages=4),
         Block(64, 64, stages=8),
         Block(64, 64, stages=5),
-        Block(64, 128, stages=4),
-        Block(256, 64, stages=5, warps=8),
-        Block(128, 64, stages=5, tma=False),
-        Block(128, 64, stages=8, tma=False, warps=8),
-        Block(64, 128, stages=4, tma=False),
-        Block(64, 64, stages=5, tma=False),
-        Block(64, 256, stages=3),
-        Block(64, 128, stages=6),
+        Block(64, 128, stages=2),
+    ]
+    plain = [
+        Block(128, 64, stages=5),
+        Block(128, 128, stages=4, warps=8),
         Block(128, 128, stages=3, warps=8),
+        Block(64, 128, stages=4),
+        Block(64, 128, stages=6),
+        Block(64, 64, stages=5),
     ]
-    first, small = plain[0], plain[5]
-    return plain + [
-        replace(first, early=False),
-        replace(first, late=True),
-        replace(first, ask=512),
-        replace(first, ask=1024),
-        replace(first, ask=1024, line=0),
-        replace(first, ask=512, roll=128),
-        replace(first, ask=512, roll=512),
-        replace(first, ask=512, roll=512, line=0),
-        replace(first, ask=1024, roll=1024),
-        replace(first, ask=1024, roll=1024, line=0),
-        replace(plain[1], ask=512),
-        replace(plain[1], ask=512, roll=512),
-        replace(small, ask=512, roll=512),
-        replace(small, ask=1024, roll=512, line=0),
-        replace(plain[8], ask=512, roll=512),
-    ]
+    return modes(hopper, plain)
+
+
+def modes(hopper: list[Block], plain: list[Block]) -> list[Block]:
+    """With the kernel behind beginning early, late and not before the end."""
+    found = [replace(b, hopper=True, ahead=a) for b in hopper for a in (-1, 6, 0)]
+    return found + [replace(b, ahead=a) for b in plain for a in (0, None)]
 
 
 def swiglu_blocks() -> list[Block]:
-    plain = [
+    hopper = [
         Block(128, 64, stages=3, warps=8),
-        Block(128, 64, stages=4, warps=8),
         Block(128, 64, stages=3),
+        Block(128, 64, stages=5, warps=8),
         Block(64, 64, stages=3),
         Block(64, 64, stages=5),
-        Block(64, 128, stages=3),
+        Block(64, 128, stages=2),
         Block(128, 32, stages=6, warps=8),
-        Block(64, 64, stages=3, tma=False),
-        Block(128, 64, stages=3, tma=False, warps=8),
     ]
-    first, third = plain[0], plain[3]
-    return plain + [
-        replace(first, early=False),
-        replace(first, ask=256),
-        replace(first, ask=512),
-        replace(first, ask=512, roll=128),
-        replace(first, ask=512, roll=512),
-        replace(first, ask=512, roll=512, line=0),
-        replace(third, ask=512),
-        replace(third, ask=512, roll=512),
-        replace(third, ask=512, roll=512, line=0),
+    plain = [
+        Block(128, 64, stages=3, warps=8),
+        Block(64, 64, stages=3),
+        Block(64, 64, stages=5),
+        Block(64, 128, stages=2),
     ]
+    return modes(hopper, plain)
 
 
 def blocks_of(name: str) -> list[Block]:
@@ -115,12 +100,8 @@ def blocks_of(name: str) -> list[Block]:
         return swiglu_blocks()
     if name not in SPLIT:
         return wide_blocks()
-    found = []
-    for block in wide_blocks():
-        choices = {64: (2, 3), 128: (3, 6), 256: (6,)}[block.n]
-        for splits in choices[:1] if name == "fc" else choices:
-            found.append(replace(block, splits=splits))
-    return found
+    choices = {128: (3, 4), 64: (3, 2)}
+    return [replace(b, splits=s) for b in wide_blocks() for s in choices[b.n]]
 
 
 def run(name: str, x: torch.Tensor, weight: torch.Tensor, block: Block) -> torch.Tensor:
@@ -144,6 +125,15 @@ def warm(part: int, parts: int, device: torch.device) -> None:
             run(name, x, weight, block)
         except Exception as error:
             print(f"{name} {block}: {error}"[:300])
+
+
+def ended(child: subprocess.Popen) -> bool:
+    """Whether a compiling child came through; one that hangs is ended."""
+    try:
+        return child.wait(60) == 0
+    except subprocess.TimeoutExpired:
+        child.kill()
+        return False
 
 
 def captured(step) -> torch.cuda.CUDAGraph:
@@ -211,41 +201,16 @@ class Model:
         x = torch.randn(128, width, device=self.device, generator=source)
         return x[:count].to(BFLOAT)
 
-    def chain(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        blocks: dict[str, Block],
-        head: bool,
-        ahead_mb: float = 0,
-    ):
-        """One step. ahead_mb: of the next weight each product asks for when it has done."""
-
-        def then(name: str, weight: torch.Tensor) -> ops.Ahead | None:
-            if not ahead_mb:
-                return None
-            splits, block_k = blocks[name].splits, blocks[name].k
-            n, k = weight.shape
-            size = min(int(ahead_mb * 1e6) // (n * splits), 2 * (k // splits)) // 128 * 128
-            return ops.Ahead(weight, splits, block_k, size) if size else None
-
-        kinds = ["attention_in" if i % 4 == 3 else "gdn_in" for i in range(LAYERS)]
+    def chain(self, x: torch.Tensor, residual: torch.Tensor, blocks: dict[str, Block], head: bool):
         for i, layer in enumerate(self.layers):
-            after = then("head", self.head) if head else None
-            if i + 1 < LAYERS:
-                after = then(kinds[i + 1], self.layers[i + 1]["in"])
-            mixed = ops.linear(
-                x, layer["in"], block=blocks[kinds[i]], then=then("out", layer["out"])
-            )[:, :MIXED]
+            kind = "attention_in" if i % 4 == 3 else "gdn_in"
+            mixed = ops.linear(x, layer["in"], block=blocks[kind])[:, :MIXED]
             residual, x = ops.linear_add_norm(
-                residual, mixed, layer["out"], self.norm, blocks["out"],
-                then("gate_up", layer["gate_up"]),
-            )  # fmt: skip
-            hidden = ops.linear_swiglu(
-                x, layer["gate_up"], blocks["gate_up"], then("down", layer["down"])
+                residual, mixed, layer["out"], self.norm, blocks["out"]
             )
+            hidden = ops.linear_swiglu(x, layer["gate_up"], blocks["gate_up"])
             residual, x = ops.linear_add_norm(
-                residual, hidden, layer["down"], self.norm, blocks["down"], after
+                residual, hidden, layer["down"], self.norm, blocks["down"]
             )
         return ops.linear(x, self.head, torch.float32, blocks["head"]) if head else x
 
@@ -306,27 +271,6 @@ def check(model: Model, name: str, block: Block, most: int) -> dict:
     }
 
 
-def compiled(model: Model, jobs: list[tuple[str, Block]], rows: int) -> None:
-    """Compiles what is missing, in threads; what fails fails again where it is used."""
-
-    def job(name: str, block: Block) -> None:
-        n, k = SHAPES[name]
-        weight, x = model.copies[name][0], model.rows(rows, k)
-        then = ops.Ahead(weight, 1, block.k, 128)
-        for after in (None, then):
-            if name == "gate_up":
-                ops.linear_swiglu(x, weight, block, after)
-            elif name == "head":
-                ops.linear(x, weight, torch.float32, block, after)
-            else:
-                ops.linear(x, weight, block=block, then=after)
-
-    with ThreadPoolExecutor(8) as pool:
-        for future in [pool.submit(job, *j) for j in dict.fromkeys(jobs)]:
-            if future.exception():
-                print(f"compile: {future.exception()}"[:200])
-
-
 def check_norms(model: Model, block: Block) -> dict:
     x, residual = model.rows(64, MIXED, 1), model.rows(64, HIDDEN, 2)
     weight = model.copies["out"][0]
@@ -359,6 +303,32 @@ def rate(model: Model, name: str, rows: int, block: Block | None) -> float:
 
     size = sum(w.numel() * w.element_size() for w in copies)
     return size / timed(step, 20)[0] / 1e9
+
+
+@triton.jit
+def read_kernel(w, out, N, K, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Sums of COLS columns at a time of ROWS rows: reads and hardly anything else."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    at = w + row.to(tl.int64)[:, None] * K + tl.arange(0, COLS)[None, :]
+    total = tl.zeros([ROWS, COLS], tl.float32)
+    for _ in range(0, K, COLS):
+        total += tl.load(at)
+        at += COLS
+    tl.store(out + tl.program_id(0), tl.sum(tl.sum(total, 1), 0))
+
+
+def read_rates(model: Model) -> dict[str, float]:
+    """TB/s of reading the output head in tiles of 16 KiB, by tile shape; and contiguously."""
+    found = {}
+    for rows, cols in ((128, 64), (64, 128), (32, 256), (16, 512), (8, 1024), (1, 8192)):
+        w = model.head if rows > 1 else model.head.view(-1, 8192)
+        n, k = w.shape
+        out = torch.empty(n // rows, device=w.device)
+        for warps in (4, 8):
+            read = read_kernel[(n // rows,)]
+            ms = timed(partial(read, w, out, n, k, rows, cols, num_warps=warps), 20)[0]
+            found[f"{rows}x{cols} warps {warps}"] = round(w.numel() * 2 / ms / 1e9, 3)
+    return found
 
 
 def profile(model: Model, blocks: dict[str, Block]) -> list[tuple[str, float, float]]:
@@ -401,8 +371,7 @@ def main() -> None:
     model = Model(device)
     torch.cuda.synchronize()
     print(f"weights: {time.time() - began:.0f} s")
-    for child in children:
-        child.wait()
+    sound = all([ended(child) for child in children])
     print(f"compiled: {time.time() - began:.0f} s")
     result: dict = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
 
@@ -414,19 +383,28 @@ def main() -> None:
         return options.deadline - (time.time() - began)
 
     cublas = {}
-    for rows in (1, 16, 32):
+    for rows in (1, 16, 32, 64, 128):
         x = model.rows(rows, HIDDEN)
         whole = timed(lambda x=x: model.cublas(x, True))
         layers = timed(lambda x=x: model.cublas(x, False))
         cublas[rows] = {"with_head": whole, "layers": layers}
         print(f"cublas rows {rows}: layers {layers[0]:.3f} with head {whole[0]:.3f} ms")
     keep(cublas=cublas)
+    try:
+        rates = read_rates(model)
+        keep(read=rates)
+        print("read TB/s", rates)
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}"[:300])
     sweep: list[dict] = []
     best: dict[str, Block] = {}
+    ranked: dict[str, list[Block]] = {}
     for name in SHAPES:
         entries = []
         for block in blocks_of(name):
-            if left() < (70 if name == "fc" else 50):
+            if block.hopper and not sound:
+                continue
+            if left() < (80 if name == "fc" else 60):
                 break
             entry: dict = {"shape": name, "block": asdict(block)}
             try:
@@ -441,14 +419,13 @@ def main() -> None:
         print(f"{name} cublas {library} {time.time() - began:.0f} s")
         for e in good + [e for e in entries if "error" in e]:
             b = e["block"]
-            words = f"{b['n']}x{b['k']} s{b['splits']} st{b['stages']} w{b['warps']}"
-            flags = " ".join(k for k in ("tma", "late", "early") if b[k])
-            print(f"  {e.get('tb_s_32')} {e.get('tb_s_16')} {words} "
-                  f"ask{b['ask']}/{b['line']}/{b['roll']} "
-                  f"{flags} {e.get('error', '')}")  # fmt: skip
+            print(f"  {e.get('tb_s_32')} {e.get('tb_s_16')} {b['n']}x{b['k']} s{b['splits']} "
+                  f"st{b['stages']} w{b['warps']} {'hopper' if b['hopper'] else 'plain'} "
+                  f"ahead {b['ahead']} {e.get('error', '')}")  # fmt: skip
         sweep += entries
         keep(sweep=sweep)
-        best[name] = Block(**good[0]["block"]) if good else blocks_of(name)[0]
+        ranked[name] = [Block(**e["block"]) for e in good] or blocks_of(name)[:1]
+        best[name] = ranked[name][0]
     keep(best={k: asdict(v) for k, v in best.items()})
     checks = {}
     for name, block in best.items():
@@ -463,44 +440,68 @@ def main() -> None:
         print("add_norm", checks["add_norm"])
     except Exception as error:
         print("add_norm", error)
+    for name, order in ranked.items():
+        seen: dict[int, torch.Tensor] = {}
+        x = model.rows(28, SHAPES[name][1])
+        other = [
+            block
+            for block in order
+            if not torch.equal(
+                got := run(name, x, model.copies[name][0], block),
+                seen.setdefault(block.splits, got),
+            )
+        ]
+        checks[name]["other_bits"] = [asdict(b) for b in other]
+        print(f"{name}: blocks with other bits: {len(other)} of {len(order)}", other[:3])
     keep(checks=checks)
     print(f"checks: {time.time() - began:.0f} s")
-    variants = {
-        "best": best,
-        "no ask": {k: replace(b, ask=0, roll=0) for k, b in best.items()},
-        "no early": {k: replace(b, early=False) for k, b in best.items()},
-        "ask 512": {k: replace(b, ask=512, line=128, roll=0) for k, b in best.items()},
-        "ask 512 roll": {k: replace(b, ask=512, line=128, roll=512) for k, b in best.items()},
-        "ask 512 late": {
-            k: replace(b, ask=512, line=128, roll=0, late=True) for k, b in best.items()
-        },
-    }
-    compiled(model, [j for blocks in variants.values() for j in blocks.items()], 32)
-    print(f"compiled again: {time.time() - began:.0f} s")
     chains: list[dict] = []
 
-    def chain(word: str, blocks: dict[str, Block], rows: int, ahead: float = 0) -> float:
+    def chain(word: str, blocks: dict[str, Block], rows: int, replays: int = 50) -> float:
         x, residual = model.rows(rows, HIDDEN), model.rows(rows, HIDDEN, 1)
         try:
-            whole = timed(lambda: model.chain(x, residual, blocks, True, ahead))
-            layers = timed(lambda: model.chain(x, residual, blocks, False, ahead))
+            whole = timed(lambda: model.chain(x, residual, blocks, True), replays)
         except Exception as error:
             print(f"chain {word} rows {rows}: {type(error).__name__}: {error}"[:300])
             return 1e9
-        chains.append({"variant": word, "rows": rows, "with_head": whole, "layers": layers})
-        keep(chains=chains)
-        print(f"chain {word} rows {rows}: layers {layers[0]:.3f} with head {whole[0]:.3f} ms, "
-              f"p10-p90 {whole[1]:.3f}-{whole[2]:.3f}")  # fmt: skip
+        if replays == 50:
+            layers = timed(lambda: model.chain(x, residual, blocks, False))
+            chains.append({"variant": word, "rows": rows, "with_head": whole, "layers": layers})
+            print(f"chain {word} rows {rows}: layers {layers[0]:.3f} with head {whole[0]:.3f} ms, "
+                  f"p10-p90 {whole[1]:.3f}-{whole[2]:.3f}")  # fmt: skip
         return whole[0]
 
-    times = {(word, 0): chain(word, blocks, 32) for word, blocks in variants.items() if left() > 20}
-    for ahead in (8, 16, 24):
-        for word in ("no ask", "best"):
-            if left() > 15:
-                times[word, ahead] = chain(f"{word} ahead {ahead}", variants[word], 32, ahead)
-    word, ahead = min(times, key=times.get)
-    for rows in (16, 1):
-        chain(f"{word} ahead {ahead}", variants[word], rows, ahead)
+    chain("fastest alone", best, 32)
+    variants = {}
+    for word, hopper, ahead in (
+        ("hopper early", True, -1),
+        ("hopper 6", True, 6),
+        ("hopper late", True, 0),
+        ("plain late", False, 0),
+        ("plain", False, None),
+    ):
+        fit = {
+            name: next((b for b in order if b.hopper == hopper and b.ahead == ahead), None)
+            for name, order in ranked.items()
+        }
+        variants[word] = {n: b or best[n] for n, b in fit.items()}
+    times = {word: chain(word, blocks, 32) for word, blocks in variants.items()}
+    current = dict(variants[min(times, key=times.get)])
+    now = min(times.values())
+    for turn in range(2):
+        for name in ("gate_up", "gdn_in", "down", "out", "attention_in", "head"):
+            for block in ranked[name][: 16 if turn == 0 else 8]:
+                if left() < 20:
+                    break
+                trial = chain("", {**current, name: block}, 32, 12)
+                if trial < now * 0.9995:
+                    now, current[name] = trial, block
+            print(f"turn {turn} {name}: {now:.3f} ms {current[name]}")
+    keep(tuned={k: asdict(v) for k, v in current.items()})
+    for rows in (32, 16, 1, 64, 128):
+        chain("tuned", current, rows)
+    word, variants["tuned"] = "tuned", current
+    keep(chains=chains)
     try:
         alone = timed(model.products(32, variants[word]))
         keep(products_alone=alone)
