@@ -35,11 +35,12 @@ LAYERS, EVERY = 64, 4
 TOKENS = 16384
 BF16 = torch.bfloat16
 DELTA_LAUNCHES = [
-    DeltaLaunch(stages=3),
+    DeltaLaunch(),
     DeltaLaunch(stages=2),
-    DeltaLaunch(stages=3, local_warps=8),
-    DeltaLaunch(stages=3, group=3),
-    DeltaLaunch(stages=3, group=3, local_warps=8),
+    DeltaLaunch(registers=128),
+    DeltaLaunch(registers=None),
+    DeltaLaunch(group=3),
+    DeltaLaunch(group=3, registers=128),
 ]
 ATTENTION_LAUNCHES = [
     AttentionLaunch(128, 64, 8, 2),
@@ -340,8 +341,19 @@ def whole_times(say) -> None:
                 lambda c=chunk: timed(lambda: model.prefill(x, c), 3))  # fmt: skip
     for chunk in (8192, 2048):
         attempt(say, f"parts of it, runs of {chunk}", lambda c=chunk: breakdown(say, model, x, c))
+    product_bits(say, model)
     ends = [model_end(model, x[:5000], chunk) for chunk in (5000, 5000)]
     say("whole prefill twice, same bits", ok=torch.equal(*ends))
+
+
+def product_bits(say, model: Whole) -> None:
+    """For each product, the row counts at which a row has the bits it has among 2048 rows."""
+    for name, weight in zip(("in", "out", "gate and up", "down"), model.weights[0], strict=True):
+        x = torch.randn(8192, weight.shape[1], device="cuda").to(BF16)
+        whole = torch.mm(x[:2048], weight.t())
+        counts = (1, 64, 128, 333, 512, 1000, 1024, 1536, 2047, 4096, 8192)
+        same = [n for n in counts if torch.equal(torch.mm(x[:n], weight.t())[:2048], whole[:n])]
+        say(f"product bits, {name}: as among 2048 rows", rows=same)
 
 
 def model_end(model: Whole, x: Tensor, chunk: int) -> Tensor:
