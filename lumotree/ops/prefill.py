@@ -98,9 +98,9 @@ def delta_chunk(
     """Gated delta rule over a run of n >= 1 tokens; `state` is advanced in place.
 
     query, key [n, key heads, dk], normalised, queries scaled, best in `operand_dtype`; value
-    [n, heads, dv] in the model dtype; g (log decay) and beta float32 [n, heads]; state float32 [heads, dk, dv]. Returns [n, heads, dv] in value's dtype, or `out`
-    [n, heads, dv] in its own. value, g, beta, state and out are contiguous. Definition:
-    `reference.delta_chunk`.
+    [n, heads, dv] in the model dtype; g (log decay) and beta float32 [n, heads]; state float32
+    [heads, dk, dv]. Returns [n, heads, dv] in value's dtype, or `out` [n, heads, dv] in its own.
+    value, g, beta, state and out are contiguous. Definition: `reference.delta_chunk`.
     """
     n, heads, dv = value.shape
     key_heads, dk = key.shape[1:]
