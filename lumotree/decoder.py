@@ -40,13 +40,15 @@ MAX_VERIFIERS = 16
 class DecoderConfig:
     """tree: a preset or parent list; passes: MTP passes per step; suffix: copy from own text.
 
-    verify: the GDN verifier. draft_vocab: MTP candidates are the best of the first so many ids
+    first_passes: after so many passes the rest run only where the last one was sure of its best
+    token (see draft.mtp.SURE_MARGIN); 0: all run. verify: the GDN verifier. draft_vocab: MTP candidates are the best of the first so many ids
     (0: of all). attention, selection and operands choose between a kernel and the torch
     operations in its place, where there are kernels.
     """
 
     tree: str = "hydra27"
     passes: int = 5
+    first_passes: int = 0
     suffix: bool = True
     verify: str = EXACT_SCAN
     draft_vocab: int = 0
@@ -238,6 +240,7 @@ class Decoder:
                 len(self.plan.mtp),
                 self.runner,
                 self.config.draft_vocab or None,
+                self.config.first_passes,
             )
         return fill(self.plan, run.tokens[-1], candidates, run.suffix)
 

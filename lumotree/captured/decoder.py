@@ -19,6 +19,7 @@ from lumotree.captured.graph import Captured
 from lumotree.captured.rows import StepRows
 from lumotree.captured.step import RequestBuffers, VerifyStep
 from lumotree.decoder import Decoder, Run, Verified
+from lumotree.draft.mtp import sure
 from lumotree.draft.plan import Proposal, fill
 from lumotree.model.runner import MATCHED_ROWS
 from lumotree.ops.select import SamplingBlock
@@ -67,7 +68,14 @@ class CapturedDecoder(Decoder):
         candidates = []
         if self.uses_mtp:
             self.clock.book(run)
-            candidates = [(best, ordered) for best, *ordered in self.candidates.tolist()]
+            done = self.drafted.first
+            if done < self.drafted.passes and self._sure(done - 1):
+                self.graphs["more"]()
+                self._fetch_candidates()
+                self.clock.book(run)
+                done = self.drafted.passes
+            found = self.candidates[:done, :4].tolist()
+            candidates = [(best, ordered) for best, *ordered in found]
         return fill(self.plan, run.tokens[-1], candidates, run.suffix)
 
     def verify(self, state: HybridState, proposal: Proposal) -> Verified:
@@ -136,8 +144,14 @@ class CapturedDecoder(Decoder):
 
     def _launch_drafts(self) -> None:
         self.graphs["draft"]()
-        self.candidates.copy_(self.drafted.candidates, non_blocking=True)
+        self._fetch_candidates()
+
+    def _fetch_candidates(self) -> None:
+        self.candidates.copy_(self.drafted.results, non_blocking=True)
         self.clock.lap("draft")
+
+    def _sure(self, depth: int) -> bool:
+        return sure([self.candidates.view(torch.float32)[depth, 4].item(), 0.0])
 
     def _set_path(self, path: list[int], pending: int) -> None:
         selector = self.tree_step.selector
@@ -189,9 +203,11 @@ class CapturedDecoder(Decoder):
             self.drafted = DraftPasses(
                 model, state, step, len(self.plan.mtp), self.draft_vocab, self.padded
             )
-            shape = self.drafted.candidates.shape
+            shape = self.drafted.results.shape
             self.candidates = torch.zeros(shape, dtype=torch.int32, pin_memory=pin)
             work["draft"] = self.drafted.draft
+            if self.drafted.first < self.drafted.passes:
+                work["more"] = self.drafted.more
             work["publish"] = lambda: (step.publish(), self.drafted.take())
         pool = torch.cuda.graph_pool_handle() if pin else None
         self.request.length.zero_()

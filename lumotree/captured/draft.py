@@ -18,7 +18,8 @@ class DraftPasses:
 
     hidden [steps, hidden size] and tokens int32 [steps]: rows of the positions just published
     and the tokens after them, the pending one last; count int32 [1] of them are real.
-    candidates int32 [passes, 4]: argmax and ordered best three of each depth.
+    candidates int32 [passes, 4]: argmax and ordered best three of each depth; leads float32
+    [passes]: the best logit less the second. With `first` passes, the others are `more`'s.
     """
 
     def __init__(
@@ -27,6 +28,7 @@ class DraftPasses:
         state: HybridState,
         step: VerifyStep,
         passes: int,
+        first: int,
         vocab: int,
         padded: int,
     ) -> None:
@@ -42,7 +44,10 @@ class DraftPasses:
         self.start = torch.zeros(1, dtype=torch.int32, device=device)
         self.slots = torch.zeros(max(passes, 1), 1, dtype=torch.int32, device=device)
         self.ahead = torch.arange(max(passes, 1), dtype=torch.int32, device=device)[:, None]
-        self.candidates = torch.zeros(passes, 4, dtype=torch.int32, device=device)
+        self.first = first or passes
+        self.results = torch.zeros(passes, 5, dtype=torch.int32, device=device)
+        self.candidates, self.leads = self.results[:, :4], self.results[:, 4].view(torch.float32)
+        self.last = torch.zeros_like(self.hidden[:1])
 
         def see(tree: TreeDescriptor, padded: int, length: Tensor) -> AttentionRows:
             return AttentionRows(model, tree, padded, state.mtp_kv, length, first=1)
@@ -74,9 +79,23 @@ class DraftPasses:
         self.slots.copy_(length + self.ahead)
         out = model.draft_forward(self.tokens, self.hidden, self.refill_rows)
         hidden = out.index_select(0, (self.count - 1).clamp(min=0))
-        for depth in range(1, self.passes + 1):
-            best, ordered = self.top(model.logits(hidden, self.vocab))
+        self._passes(1, self.first, hidden)
+
+    def more(self) -> None:
+        """The passes after the first ones, from where those left off."""
+        self._passes(self.first + 1, self.passes, self.last)
+
+    def _passes(self, start: int, stop: int, hidden: Tensor) -> None:
+        """Depths start .. stop; `hidden` [1, hidden size] predicts the token of depth `start`."""
+        model = self.model
+        for depth in range(start, stop + 1):
+            logits = model.logits(hidden, self.vocab)
+            best, ordered = self.top(logits)
             self.candidates[depth - 1, 0].copy_(best[0])
             self.candidates[depth - 1, 1:].copy_(ordered[0])
             if depth < self.passes:
                 hidden = model.draft_forward(best, hidden, self.pass_rows[depth])
+            if depth == self.first < self.passes:
+                pair = logits[0].index_select(0, ordered[0, :2])
+                self.leads[depth - 1].copy_(pair[0] - pair[1])
+                self.last.copy_(hidden)

@@ -13,6 +13,9 @@ from lumotree.model.runner import RowRunner
 from lumotree.ops import reference as ops
 from lumotree.state import HybridState
 
+# A lead of the best logit over the second, in nats: the odds are then at least 4 to 1 on it.
+SURE_MARGIN = 1.4
+
 
 def refill(
     model: HybridModel, state: HybridState, tokens: Sequence[int], runner: RowRunner
@@ -34,6 +37,11 @@ def refill(
     return out[count - 1 : count]
 
 
+def sure(best: Sequence[float]) -> bool:
+    """Whether further passes pay, given the logits of a pass's best tokens in falling order."""
+    return best[0] - best[1] >= SURE_MARGIN
+
+
 def draft(
     model: HybridModel,
     state: HybridState,
@@ -41,10 +49,12 @@ def draft(
     passes: int,
     runner: RowRunner,
     vocab: int | None = None,
+    first_passes: int = 0,
 ) -> list[tuple[int, list[int]]]:
     """(argmax, ordered best three) of each of `passes` depths below the pending token.
 
-    vocab: candidates are chosen among the first so many ids, all by default.
+    vocab: candidates are chosen among the first so many ids, all by default. first_passes: after
+    so many passes the others run only if the best logit then leads by SURE_MARGIN.
     Depth k reads the keys of depth 1 at every earlier position and those of its own chain.
     """
     found: list[tuple[int, list[int]]] = []
@@ -54,6 +64,8 @@ def draft(
         logits = model.logits(ops.pad_rows(hidden, index.padded), vocab)[:1]
         best, ordered = ops.top_candidates(logits)
         found.append((best[0], ordered[0]))
+        if depth == first_passes and not sure(logits[0, ordered[0]].tolist()):
+            break
         if depth < passes:
             slot = len(tokens) - 1 + depth
             rows = TreeRows(index, state.mtp_kv, slot, model.rope, first=1)

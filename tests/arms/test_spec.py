@@ -9,7 +9,12 @@ from lumotree.errors import ArmError
 VALUES = {
     "tree": st.sampled_from(["root", "chain-5", "hydra27", "-1,0,0,1"]),
     "plan": st.sampled_from(["choice.json", "runs/map.json"]),
-    "passes": st.integers(0, 16).map(str),
+    "passes": st.integers(0, 16).map(str) | st.sampled_from(["3/5", "1/16"]),
+    "attention": st.sampled_from(["grouped", "stock"]),
+    "selection": st.sampled_from(["fused", "separate"]),
+    "operands": st.sampled_from(["prepared", "inline"]),
+    "draft_vocab": st.integers(3, 10**8).map(str),
+    "verify": st.sampled_from(["path-scan", "weaver", "tree-wy"]),
     "suffix": st.sampled_from(["on", "off"]),
     "url": st.sampled_from(
         ["http://127.0.0.1:30000", "https://example.org/x", "http://a:1/v1+http://b:2/v1"]
@@ -92,7 +97,10 @@ def test_several_addresses():
         ("mtp-4", "unknown arm 'mtp-4'"),
         ("lumotree:sufix=on", "did you mean 'suffix'"),
         ("lumotree:suffix=yes", "it takes on or off"),
-        ("lumotree:passes=3/5", "whole number from 0 to 16"),
+        ("lumotree:passes=5/3", "whole number from 0 to 16"),
+        ("lumotree:attention=flash", "valid values: grouped, stock"),
+        ("lumotree:draft_vocab=2", "at least 3"),
+        ("lumotree:verify=weavr", "did you mean 'weaver'"),
         ("lumotree:passes=03", "whole number from 0 to 16"),
         ("lumotree:passes=" + "9" * 5000, "whole number from 0 to 16"),
         ("lumotree:tree=oak", "option 'tree' of arm 'lumotree': unknown tree 'oak'"),
