@@ -121,6 +121,8 @@ class Layout:
         for name in ("head_dim", "linear_key_head_dim", "linear_value_head_dim", "conv_kernel"):
             if getattr(small, name) != getattr(wide, name):
                 raise CheckpointError(f"a rehearsal keeps {name}: {getattr(small, name)}")
+        if wide.tie_word_embeddings and not small.tie_word_embeddings:
+            raise CheckpointError("tie_word_embeddings: untied weights cannot be widened to tied")
         key_heads = _adjacent(
             small.linear_num_key_heads, wide.linear_num_key_heads, "linear_num_key_heads"
         )

@@ -21,6 +21,7 @@ from lumotree.model.names import tensor_shapes
 from lumotree.model.source import open_source
 from lumotree.request import SamplingParams
 from lumotree.text import ChatTokenizer
+from replay.machine import describe_machine, describe_versions, git_commit
 
 
 def host_gib() -> float:
@@ -106,7 +107,12 @@ def main() -> None:
     torch.zeros(1, device=device)
     texts = prompts(args.prompts)
     small = greedy("embedded", "cuda", texts, args.tokens)
-    found: dict[str, Any] = {"embedded": small}
+    found: dict[str, Any] = {
+        "machine": {**describe_machine(), "gpu": torch.cuda.get_device_name()},
+        "versions": describe_versions(),
+        "commit": git_commit(),
+        "embedded": small,
+    }
     for shape in args.shapes:
         name = f"rehearsal:{shape}"
         here = found[name] = {}

@@ -89,6 +89,12 @@ def test_a_shape_too_narrow_is_refused_by_name():
         assert any(word in str(caught.value) for word in (field, "hidden size", "layers"))
 
 
+def test_untied_weights_are_not_widened_to_tied_ones():
+    source = RehearsalSource("rehearsal:0.8b")
+    with pytest.raises(CheckpointError, match="tie_word_embeddings"):
+        Layout.of(replace(source.small, tie_word_embeddings=False), source.config)
+
+
 def test_an_unknown_shape_names_the_known_ones():
     with pytest.raises(CheckpointError, match="rehearsal:27b"):
         RehearsalSource("rehearsal:70b")
