@@ -28,7 +28,8 @@ from lumotree.sampling import TokenHistory, accept_walk, sample_rows
 from lumotree.state import HybridState
 from lumotree.text import ChatTokenizer, StreamDecoder
 from lumotree.tree import TreeDescriptor, tree_from_name
-from lumotree.verifiers import Verifier, verifier_class
+from lumotree.verifiers import verifier_class
+from lumotree.verifiers.base import Verifier
 
 _SLOT_STEP = 1024
 EXACT_SCAN = "path-scan"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from lumotree.errors import LumoTreeError
-from lumotree.verifiers.base import Verifier
+
+if TYPE_CHECKING:
+    from lumotree.verifiers.base import Verifier
 
 # Name -> module and class; modules load when asked for.
 _WHERE = {
