@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lumotree.errors import LumoTreeError
 from lumotree.ops import reference as ops
@@ -24,6 +25,8 @@ from lumotree.tree import TreeDescriptor
 
 # Shared memory of a block where no device says otherwise (the smallest since 2017).
 SHARED_BYTES = 99 * 1024
+# Partial results that are added at once; decides the bits.
+COMBINED = 32
 # Rows of keys or values that one program of the move holds at once.
 MOVE_ROWS = 16
 
@@ -34,9 +37,10 @@ class Launch:
 
     chunk, block: keys of a partial result and of a step of its online softmax. tile, warps,
     stages: queries, warps and loads in flight of a prefix program; 16 queries a warp keep the
-    instruction shape, so a wider tile changes no bit. row_tile, row_warps: the same for a tail
-    program. ahead: partials loaded at once when they are combined. early: kernels may start
-    before the one in front ends (programmatic dependent launch).
+    instruction shape, so a wider tile changes no bit. row_tile, row_warps, row_stages: the same
+    for a row's tail. walk: most rows that walk their last chunk on their own. tma: blocks are
+    loaded through tensor descriptors. early: kernels may start before the one in front ends
+    (programmatic dependent launch).
     """
 
     chunk: int = 512
@@ -46,12 +50,16 @@ class Launch:
     stages: int = 2
     row_tile: int = 64
     row_warps: int = 4
-    ahead: int = 8
+    row_stages: int = 2
+    walk: int = 8
+    tma: bool = False
     early: bool = False
 
     def shared_bytes(self, head_dim: int, itemsize: int) -> int:
-        """What a prefix program keeps in shared memory: queries, and `stages` blocks."""
-        return head_dim * itemsize * (self.tile + 2 * self.stages * self.block)
+        """The most a program keeps in shared memory: its queries, and a block for every stage."""
+        prefix = self.tile + 2 * self.stages * self.block
+        row = self.row_tile + 2 * self.row_stages * self.block
+        return head_dim * itemsize * max(prefix, row)
 
 
 def choose(head_dim: int, queries: int, dtype: torch.dtype, device: torch.device) -> Launch:
@@ -59,15 +67,15 @@ def choose(head_dim: int, queries: int, dtype: torch.dtype, device: torch.device
 
     Stages go first when shared memory is short, then the block.
     """
-    limit = SHARED_BYTES
+    limit, new = SHARED_BYTES, False
     if device.type == "cuda":
         limit = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    launch = Launch(
-        early=device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
-    )
+        new = torch.cuda.get_device_capability(device)[0] >= 9
+    launch = Launch(stages=3, early=new, tma=new)
     while launch.shared_bytes(head_dim, dtype.itemsize) > limit and launch.block > 16:
         if launch.stages > 1:
-            launch = replace(launch, stages=launch.stages - 1)
+            stages = launch.stages - 1
+            launch = replace(launch, stages=stages, row_stages=min(stages, launch.row_stages))
         else:
             launch = replace(launch, block=launch.block // 2)
     return launch
@@ -100,6 +108,8 @@ class TreeAttention:
         self.count, self.padded = len(tree), padded
         self.queries = self.count * self.group
         self.launch = launch or choose(head_dim, self.queries, dtype, device)
+        # Few rows walk their last chunk beside the prefix, many resume what it left of it.
+        self.walk = self.count <= self.launch.walk and self.queries <= self.launch.tile
         if self.group > self.launch.row_tile:
             raise LumoTreeError(
                 f"attention kernels take {self.launch.row_tile} query heads a key head,"
@@ -186,7 +196,8 @@ class TreeAttention:
         """
         partials = self.partials(chunks)
         self.attend_prefix(q, keys, values, length, partials, first)
-        self.attend_tail(q, keys, values, length, partials, first)
+        if not self.walk:
+            self.attend_tail(q, keys, values, length, partials, first)
         return self.combine(projected, length, partials)
 
     def partials(self, chunks: int) -> tuple[Tensor, Tensor]:
@@ -204,26 +215,39 @@ class TreeAttention:
         partials: tuple[Tensor, Tensor],
         first: int,
     ) -> None:
-        """The full blocks of the prefix into `partials`, all rows at once."""
+        """The full blocks of the prefix into `partials`, all rows at once; few rows to the end."""
         stats, sums = partials
         launch, chunks = self.launch, sums.shape[0]
-        tiles = -(-self.queries // launch.tile)
-        prefix_kernel[(tiles, self.kv_heads, chunks)](
+        tiles, rows = -(-self.queries // launch.tile), self.count if self.walk else 0
+        tma = launch.tma and first == 0
+        blocks = (keys, values)
+        if tma:
+            shape = [launch.block, self.head_dim]
+            blocks = [TensorDescriptor.from_tensor(x.flatten(0, 1), shape) for x in blocks]
+        prefix_kernel[(tiles, self.kv_heads, rows + chunks)](
             q,
             keys,
             values,
+            *blocks,
             length,
+            self.depth,
+            self.path,
             sums,
             stats,
             self.queries,
             keys.shape[1],
             chunks,
+            self.steps,
+            rows,
             **self.shape,
             FIRST=first,
             TILE=launch.tile,
             BLOCK=launch.block,
             CHUNK=launch.chunk,
             STAGES=launch.stages,
+            ROW_STAGES=launch.row_stages,
+            WALK=self.walk,
+            TMA=tma,
             PRECISION=self.precision,
             PDL=launch.early,
             num_warps=launch.warps,
@@ -260,10 +284,10 @@ class TreeAttention:
             TILE=launch.row_tile,
             BLOCK=launch.block,
             CHUNK=launch.chunk,
+            ROW_STAGES=launch.row_stages,
             PRECISION=self.precision,
             PDL=launch.early,
             num_warps=launch.row_warps,
-            num_stages=1,
             **self.options,
         )
 
@@ -283,9 +307,9 @@ class TreeAttention:
             sums.shape[0],
             **self.shape,
             CHUNK=self.launch.chunk,
-            AHEAD=self.launch.ahead,
+            PARTS=COMBINED,
             PDL=self.launch.early,
-            num_warps=1,
+            num_warps=4,
             **self.options,
         )
         return out

@@ -3,9 +3,9 @@
 Keys are cut at absolute positions into chunks, and a chunk into blocks. A chunk's partial result
 (peak, mass, weighted sum) is an online softmax over its blocks in order, from a fresh start; the
 partials of a row are combined in chunk order. `prefix_kernel` runs the full blocks of the prefix
-for all rows at once; `tail_kernel` continues the last chunk for one row, over keys gathered in
-path order, so that a key stands in the block and the column of its absolute position. Both are
-made of `_block` on tiles of one instruction shape. So a row's bits are those of a root-only step
+for all rows at once; the last chunk is continued for one row (`_tail`), over keys gathered in
+path order, so that a key stands in the block and the column of its absolute position. All blocks
+are one function on tiles of one instruction shape. So a row's bits are those of a root-only step
 on a cache that holds its path in line: whatever the tree, the row count or the launch.
 
 Layouts: q [rows, heads, d]; projected [rows, q | k | v | gate] with (2 heads + 2 kv heads) d
@@ -108,17 +108,77 @@ def prepare_kernel(
         tl.store(value_ptr + place + dim, finite, mask=keep)
 
 
-@triton.jit(do_not_specialize=["queries", "slots", "chunks"])
+@triton.jit
+def _queries(q_ptr, head, query, live, GROUP: tl.constexpr, KV_HEADS: tl.constexpr,
+             D: tl.constexpr):  # fmt: skip
+    """[TILE, D] queries of a key head, zero where not live."""
+    at = ((query // GROUP) * (KV_HEADS * GROUP) + head * GROUP + query % GROUP) * D
+    tile = at[:, None] + tl.arange(0, D)[None, :]
+    return tl.load(q_ptr + tile, mask=live[:, None], other=0.0)
+
+
+@triton.jit
+def _store(peak, mass, total, chunk, head, query, live, sum_ptr, stat_ptr, queries, chunks,
+           KV_HEADS: tl.constexpr, D: tl.constexpr):  # fmt: skip
+    """Partial results of a chunk into their place."""
+    place = (chunk * KV_HEADS + head) * queries + query
+    tl.store(stat_ptr + place, peak, mask=live)
+    tl.store(stat_ptr + chunks * KV_HEADS * queries + place, mass, mask=live)
+    sums = sum_ptr + place[:, None] * D + tl.arange(0, D)[None, :]
+    tl.store(sums, total, mask=live[:, None])
+
+
+@triton.jit
+def _tail(q, peak, mass, total, row, own, length, full, head, query, live, key_ptr, value_ptr,
+          path_ptr, sum_ptr, stat_ptr, queries, slots, chunks, steps, KV_HEADS: tl.constexpr,
+          D: tl.constexpr, FIRST: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+          CHUNK: tl.constexpr, ROW_STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """From position `full` to the row's own, keys gathered in path order; partials are stored.
+
+    peak, mass, total: what the chunk of `full` holds so far; later chunks start afresh.
+    """
+    column = tl.arange(0, BLOCK)
+    dim = tl.arange(0, D)
+    for chunk in tl.range(full // CHUNK, own // CHUNK + 1, num_stages=1):
+        begin = tl.maximum(chunk * CHUNK, full)
+        stop = tl.minimum(chunk * CHUNK + CHUNK, own + 1)
+        for first in tl.range(begin, stop, BLOCK, num_stages=ROW_STAGES):
+            position = first + column
+            seen = (position <= own) & (position >= FIRST)
+            step = position - length
+            on_path = seen & (step >= 0)
+            slot = tl.load(path_ptr + row * steps + step, mask=on_path, other=0)
+            slot = tl.where(on_path, length + slot, position)
+            tile = (head * slots + slot)[:, None] * D + dim[None, :]
+            key = tl.load(key_ptr + tile, mask=seen[:, None], other=0.0)
+            value = tl.load(value_ptr + tile, mask=seen[:, None], other=0.0)
+            peak, mass, total = _block(
+                q, key, value, seen, peak, mass, total, MASK=True, PRECISION=PRECISION
+            )
+        _store(peak, mass, total, chunk, head, query, live, sum_ptr, stat_ptr, queries, chunks,
+               KV_HEADS, D)  # fmt: skip
+        peak = tl.full([TILE], float("-inf"), tl.float32)
+        mass = tl.zeros([TILE], tl.float32)
+        total = tl.zeros([TILE, D], tl.float32)
+
+
+@triton.jit(do_not_specialize=["queries", "slots", "chunks", "steps", "rows"])
 def prefix_kernel(
     q_ptr,
     key_ptr,
     value_ptr,
+    key_blocks,  # descriptors of keys and values [kv_heads * slots, d] by [BLOCK, D] if TMA
+    value_blocks,
     length_ptr,
+    depth_ptr,  # int32 [rows]
+    path_ptr,  # int32 [rows, steps]
     sum_ptr,
     stat_ptr,
     queries,
     slots,
     chunks,
+    steps,
+    rows,  # how many rows walk their last chunk here; then there is one tile
     GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
@@ -127,33 +187,51 @@ def prefix_kernel(
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
     STAGES: tl.constexpr,
+    ROW_STAGES: tl.constexpr,
+    WALK: tl.constexpr,
+    TMA: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One program: a tile of queries of one key head, the full blocks of one chunk.
 
-    Tiles of a head are neighbours in the grid, so that they read a chunk from L2 together.
+    With WALK this takes whole chunks only, and the first programs walk one row's last chunk from
+    its start to the row itself: for few rows that costs less than handing results to
+    `tail_kernel`. Tiles of a head are neighbours in the grid, to read a chunk from L2 together.
     """
     _begin(PDL)
     head = tl.program_id(1)
-    chunk = tl.program_id(2)
-    full = tl.load(length_ptr) // BLOCK * BLOCK
+    length = tl.load(length_ptr)
+    full = length // BLOCK * BLOCK
+    whole = full // CHUNK * CHUNK if WALK else full
+    row = tl.program_id(2)
+    chunk = row - rows
+    base = tl.program_id(0) * TILE
+    limit = queries
     begin = chunk * CHUNK
-    if begin >= full:
+    stop = tl.minimum(begin + CHUNK, whole)
+    if WALK:
+        if row < rows:
+            base = row * GROUP
+            limit = base + GROUP
+            begin = whole
+            stop = full
+    if (begin >= stop) & (row >= rows):
         return
-    dim = tl.arange(0, D)
-    query = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    live = query < queries
-    at = ((query // GROUP) * (KV_HEADS * GROUP) + head * GROUP + query % GROUP) * D
-    q = tl.load(q_ptr + at[:, None] + dim[None, :], mask=live[:, None], other=0.0)
+    query = base + tl.arange(0, TILE)
+    live = query < limit
+    q = _queries(q_ptr, head, query, live, GROUP, KV_HEADS, D)
     column = tl.arange(0, BLOCK)
-    tile = head * slots * D + column[:, None] * D + dim[None, :]
+    tile = head * slots * D + column[:, None] * D + tl.arange(0, D)[None, :]
     peak = tl.full([TILE], float("-inf"), tl.float32)
     mass = tl.zeros([TILE], tl.float32)
     total = tl.zeros([TILE, D], tl.float32)
-    for first in tl.range(begin, tl.minimum(begin + CHUNK, full), BLOCK, num_stages=STAGES):
+    for first in tl.range(begin, stop, BLOCK, num_stages=STAGES):
         seen = first + column >= FIRST
-        if FIRST > 0:
+        if TMA:
+            key = key_blocks.load([head * slots + first, 0])
+            value = value_blocks.load([head * slots + first, 0])
+        elif FIRST > 0:
             key = tl.load(key_ptr + first * D + tile, mask=seen[:, None], other=0.0)
             value = tl.load(value_ptr + first * D + tile, mask=seen[:, None], other=0.0)
         else:
@@ -162,10 +240,15 @@ def prefix_kernel(
         peak, mass, total = _block(
             q, key, value, seen, peak, mass, total, MASK=FIRST > 0, PRECISION=PRECISION
         )
-    place = (chunk * KV_HEADS + head) * queries + query
-    tl.store(stat_ptr + place, peak, mask=live)
-    tl.store(stat_ptr + chunks * KV_HEADS * queries + place, mass, mask=live)
-    tl.store(sum_ptr + place[:, None] * D + dim[None, :], total, mask=live[:, None])
+    if WALK:
+        if row < rows:
+            own = length + tl.load(depth_ptr + row)
+            _tail(q, peak, mass, total, row, own, length, full, head, query, live, key_ptr,
+                  value_ptr, path_ptr, sum_ptr, stat_ptr, queries, slots, chunks, steps, KV_HEADS,
+                  D, FIRST, TILE, BLOCK, CHUNK, ROW_STAGES, PRECISION)  # fmt: skip
+            return
+    _store(peak, mass, total, chunk, head, query, live, sum_ptr, stat_ptr, queries, chunks,
+           KV_HEADS, D)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["queries", "slots", "chunks", "steps"])
@@ -189,13 +272,13 @@ def tail_kernel(
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
+    ROW_STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program: one row and key head, from the last full block of the prefix to itself.
+    """One program: one row and key head, from the last full block of the prefix to the row.
 
-    The last chunk is resumed from what `prefix_kernel` left of it and stored in its place; a
-    chunk that the path enters starts afresh.
+    The last chunk is resumed from what `prefix_kernel` left of it.
     """
     _begin(PDL)
     row = tl.program_id(0)
@@ -203,38 +286,19 @@ def tail_kernel(
     length = tl.load(length_ptr)
     own = length + tl.load(depth_ptr + row)
     full = length // BLOCK * BLOCK
-    dim = tl.arange(0, D)
-    index = tl.arange(0, TILE)
-    live = index < GROUP
-    query = row * GROUP + index
-    at = (row * (KV_HEADS * GROUP) + head * GROUP + index) * D
-    q = tl.load(q_ptr + at[:, None] + dim[None, :], mask=live[:, None], other=0.0)
-    column = tl.arange(0, BLOCK)
-    for chunk in range(full // CHUNK, own // CHUNK + 1):
-        begin = tl.maximum(chunk * CHUNK, full)
-        resumed = live & (begin > chunk * CHUNK)
-        place = (chunk * KV_HEADS + head) * queries + query
-        masses = stat_ptr + chunks * KV_HEADS * queries + place
-        sums = sum_ptr + place[:, None] * D + dim[None, :]
-        peak = tl.load(stat_ptr + place, mask=resumed, other=float("-inf"))
-        mass = tl.load(masses, mask=resumed, other=0.0)
-        total = tl.load(sums, mask=resumed[:, None], other=0.0)
-        for first in range(begin, tl.minimum(chunk * CHUNK + CHUNK, own + 1), BLOCK):
-            position = first + column
-            seen = (position <= own) & (position >= FIRST)
-            step = position - length
-            on_path = seen & (step >= 0)
-            slot = tl.load(path_ptr + row * steps + step, mask=on_path, other=0)
-            slot = tl.where(on_path, length + slot, position)
-            tile = (head * slots + slot)[:, None] * D + dim[None, :]
-            key = tl.load(key_ptr + tile, mask=seen[:, None], other=0.0)
-            value = tl.load(value_ptr + tile, mask=seen[:, None], other=0.0)
-            peak, mass, total = _block(
-                q, key, value, seen, peak, mass, total, MASK=True, PRECISION=PRECISION
-            )
-        tl.store(stat_ptr + place, peak, mask=live)
-        tl.store(masses, mass, mask=live)
-        tl.store(sums, total, mask=live[:, None])
+    query = row * GROUP + tl.arange(0, TILE)
+    live = query < row * GROUP + GROUP
+    q = _queries(q_ptr, head, query, live, GROUP, KV_HEADS, D)
+    chunk = full // CHUNK
+    resumed = live & (full > chunk * CHUNK)
+    place = (chunk * KV_HEADS + head) * queries + query
+    peak = tl.load(stat_ptr + place, mask=resumed, other=float("-inf"))
+    mass = tl.load(stat_ptr + chunks * KV_HEADS * queries + place, mask=resumed, other=0.0)
+    sums = sum_ptr + place[:, None] * D + tl.arange(0, D)[None, :]
+    total = tl.load(sums, mask=resumed[:, None], other=0.0)
+    _tail(q, peak, mass, total, row, own, length, full, head, query, live, key_ptr, value_ptr,
+          path_ptr, sum_ptr, stat_ptr, queries, slots, chunks, steps, KV_HEADS, D, FIRST,
+          TILE, BLOCK, CHUNK, ROW_STAGES, PRECISION)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["count", "queries", "chunks"])
@@ -252,10 +316,10 @@ def combine_kernel(
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
     CHUNK: tl.constexpr,
-    AHEAD: tl.constexpr,  # partials loaded at once
+    PARTS: tl.constexpr,  # partials added at once; decides the bits
     PDL: tl.constexpr,
 ):
-    """One program: one row and query head. Partials in chunk order, then the gate."""
+    """One program: one row and query head. Partials in order, PARTS at once, then the gate."""
     _begin(PDL)
     row = tl.program_id(0)
     head = tl.program_id(1)
@@ -269,30 +333,23 @@ def combine_kernel(
     gate = tl.load(projected_ptr + gate_at + head * D + dim).to(tl.float32)
     parts = (tl.load(length_ptr) + tl.load(depth_ptr + row)) // CHUNK + 1
     query = (head // GROUP) * queries + row * GROUP + head % GROUP
-    stride = KV_HEADS * queries
-    stat_ptr += query
-    masses = stat_ptr + chunks * stride
-    sum_ptr += query * D + dim
-    ahead = tl.arange(0, 32)
-    peaks = tl.full([32], float("-inf"), tl.float32)
-    for first in range(0, parts, 32):
-        mask = first + ahead < parts
-        peaks = tl.maximum(
-            peaks, tl.load(stat_ptr + (first + ahead) * stride, mask=mask, other=float("-inf"))
-        )
-    top = tl.max(peaks, 0)
+    top = float("-inf")
     mass = 0.0
     total = tl.zeros([D], tl.float32)
-    for first in range(0, parts, AHEAD):
-        for i in tl.static_range(AHEAD):
-            there = first + i < parts
-            at = (first + i) * stride
-            peak = tl.load(stat_ptr + at, mask=there, other=float("-inf"))
-            weight = tl.exp2((peak - top) * LOG2_E)
-            mass += weight * tl.load(masses + at, mask=there, other=0.0)
-            total += weight * tl.load(
-                sum_ptr + at * D, mask=tl.full([D], there, tl.int1), other=0.0
-            )
+    for first in range(0, parts, PARTS):
+        part = first + tl.arange(0, PARTS)
+        there = part < parts
+        place = part * (KV_HEADS * queries) + query
+        peaks = tl.load(stat_ptr + place, mask=there, other=float("-inf"))
+        stats = stat_ptr + chunks * KV_HEADS * queries
+        masses = tl.load(stats + place, mask=there, other=0.0)
+        sums = tl.load(sum_ptr + place[:, None] * D + dim[None, :], mask=there[:, None], other=0.0)
+        higher = tl.maximum(top, tl.max(peaks, 0))
+        fall = tl.exp2((top - higher) * LOG2_E)
+        weights = tl.exp2((peaks - higher) * LOG2_E)
+        mass = mass * fall + tl.sum(weights * masses, 0)
+        total = total * fall + tl.sum(weights[:, None] * sums, 0)
+        top = higher
     rounded = (total / mass).to(dtype).to(tl.float32)
     opened = tl.sigmoid(gate).to(dtype).to(tl.float32)
     tl.store(out, (rounded * opened).to(dtype))

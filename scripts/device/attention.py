@@ -43,17 +43,17 @@ PREFIXES = {"2k": 2048 + 300, "16k": 16384 + 300, "32k": 32768 + 300}
 BORDERS = [5, 63, 64, 127, 448, 500, 507, 511, 512, 575, 1020, 1023, 1024, 1535, 2040, 4095]
 VARIANTS = [
     Launch(stages=3),
+    Launch(stages=3, row_stages=1, walk=0),
     Launch(stages=2),
-    Launch(stages=1),
     Launch(tile=128, warps=8, stages=2),
-    Launch(tile=128, warps=8, stages=1),
     Launch(block=32, stages=2),
-    Launch(block=32, stages=4),
-    Launch(block=32, tile=128, warps=8, stages=3),
-    Launch(block=128, tile=128, warps=8, stages=1),
+    Launch(block=32, stages=5),
+    Launch(block=32, tile=128, warps=8, stages=4),
     Launch(chunk=256, stages=3),
+    Launch(chunk=256, block=32, stages=2),
     Launch(chunk=256, tile=128, warps=8, stages=2),
     Launch(chunk=1024, stages=3),
+    Launch(chunk=1024, block=32, stages=2),
     Launch(chunk=1024, tile=128, warps=8, stages=2),
 ]
 DEVICE = torch.device("cuda")
@@ -201,6 +201,15 @@ def time_attend(step: Step, length: int) -> float:
     return timed(lambda: [step.attend(q, chunks, i) for i in range(LAYERS)])
 
 
+def time_prefix(step: Step, length: int) -> float:
+    step.length.fill_(length)
+    q = step.prepare()
+    room = step.attention.partials(step.chunks(length))
+    sides = [(step.keys[i], step.values[i]) for i in range(LAYERS)]
+    run = step.attention.attend_prefix
+    return timed(lambda: [run(q, *side, step.length, room, 0) for side in sides])
+
+
 def time_parts(step: Step, length: int) -> dict[str, float]:
     """Each kernel by itself, torch's attention, and a whole layer from projections on."""
     step.length.fill_(length)
@@ -252,8 +261,8 @@ def main() -> None:
     options = parser.parse_args()
     began = time.time()
     early = torch.cuda.get_device_capability()[0] >= 9
-    launches = [replace(launch, early=early) for launch in VARIANTS]
-    launches += [replace(launches[0], early=False)]
+    launches = [replace(launch, early=early, tma=early) for launch in VARIANTS]
+    launches += [replace(launches[0], early=False), replace(launches[0], tma=False)]
     if options.warm:
         part, parts = map(int, options.warm.split("/"))
         return warm(part, parts, launches)
@@ -284,7 +293,7 @@ def main() -> None:
         print(f"{time.time() - began:6.1f} s", kind, report["checks"][kind], flush=True)
         keep()
 
-    trees = {name: active_tree(name) for name in ("root", "chain-5", "hydra27")}
+    trees = {name: active_tree(name) for name in ("root", "chain-5", "hydra27", "chain-127")}
     for helper in helpers:
         helper.wait()
     print(f"{time.time() - began:6.1f} s compiled", flush=True)
@@ -298,7 +307,7 @@ def main() -> None:
     tried("move", check_move, steps["hydra27"])
     for length in (130, PREFIXES["2k"], PREFIXES["16k"]):
         tried(f"float64 at {length}", check_float64, steps["hydra27"], length)
-    for name in ("chain-5", "hydra27"):
+    for name in ("chain-5", "hydra27", "chain-127"):
         for length in [*BORDERS, *PREFIXES.values(), 16380, 32760]:
             kind = f"equal rows of {len(trees[name])}, {name} at {length}"
             tried(kind, check_rows, steps[name], steps["root alone"], length)
@@ -322,12 +331,16 @@ def main() -> None:
                     out = step.attend(step.prepare(), step.chunks(PREFIXES["2k"]))
                     first = bits.setdefault((launch.chunk, launch.block), out)
                     entry["same bits"] = torch.equal(out, first)
+                    alone = Step(trees["root"], launch, padded=1)
+                    lengths = [511, 1000, 2040, 16380]
+                    entry["equal"] = [check_rows(step, alone, length) for length in lengths]
                     entry["float64"] = check_float64(step, PREFIXES["2k"])["kernels"]
+                entry["us"][f"{name} prefix 16k"] = time_prefix(step, PREFIXES["16k"])
                 for label, length in PREFIXES.items():
                     entry["us"][f"{name} {label}"] = time_attend(step, length)
         except Exception as error:
             entry["error"] = f"{type(error).__name__}: {error}"[:300]
-        sizes = {k: v for k, v in asdict(launch).items() if not k.startswith("row")}
+        sizes = {k: v for k, v in asdict(launch).items() if k != "row_tile"}
         print(
             f"{time.time() - began:6.1f} s",
             sizes,

@@ -28,7 +28,9 @@ from lumotree.ops.attention import (  # noqa: E402
 from lumotree.tree import TreeDescriptor, tree_from_name  # noqa: E402
 
 # Small enough for the interpreter, and every border within reach of a small tree.
-SMALL = Launch(chunk=32, block=16, tile=16, warps=1, stages=1, row_tile=16, row_warps=1, ahead=2)
+SMALL = Launch(
+    chunk=32, block=16, tile=16, warps=1, stages=1, row_tile=16, row_warps=1, row_stages=1
+)
 
 
 def few(examples: int):
@@ -192,11 +194,12 @@ def check_attend(device: str, dtype: torch.dtype, sizes: Sizes, examples: int) -
     border = st.integers(0, blocks).map(lambda n: n * sizes.launch.block)
 
     @few(examples)
-    @given(trees(), border, st.integers(-8, 1), st.booleans(), st.data())
-    def check(tree, border, offset, late, data) -> None:
+    @given(trees(), border, st.integers(-8, 1), st.booleans(), st.booleans(), st.data())
+    def check(tree, border, offset, late, walk, data) -> None:
         first = int(late)
         length = max(first, border + offset)
-        case = Case(tree, length, sizes, dtype, device, padding=first)
+        launch = replace(sizes.launch, walk=8 * walk)
+        case = Case(tree, length, replace(sizes, launch=launch), dtype, device, padding=first)
         q = case.prepare()
         if late:  # what stands before the first key must not count, whatever it is
             case.keys[:, 0], case.values[:, 0] = torch.nan, torch.nan
