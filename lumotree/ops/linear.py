@@ -7,7 +7,7 @@ its neighbours nor on the row count.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -51,6 +51,59 @@ class Block:
     tma: bool = True
     hopper: bool = False
     ahead: int | None = 0
+
+
+# Measured on one H200, bfloat16: (N, K) of the weight -> block. Others get the rule of `choose`.
+TABLE: dict[tuple[int, int], Block] = {}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a device gives: multiprocessors, bytes of shared memory a program may have."""
+
+    processors: int
+    shared: int
+
+    @classmethod
+    def of(cls, device: torch.device) -> Limits:
+        if device.type != "cuda":
+            return cls(processors=132, shared=99 * 1024)
+        found = torch.cuda.get_device_properties(device)
+        return cls(found.multi_processor_count, found.shared_memory_per_block_optin)
+
+
+def choose(n: int, k: int, halves: int, dtype: torch.dtype, limits: Limits) -> Block:
+    """The block for a weight [n, k] used whole (halves 1) or by `linear_swiglu` (halves 2).
+
+    From the table, else 128 rows a program (64 where that leaves multiprocessors idle) and as
+    many shares of K as give every multiprocessor about one program, each with 8 steps or more.
+    Stages are cut until the tiles fit the device. Never depends on the rows of x.
+    """
+    block = TABLE.get((n, k)) if dtype == torch.bfloat16 else None
+    if block is None and dtype == torch.bfloat16:
+        rows = 128 if n // halves >= 64 * limits.processors else 64
+        programs = triton.cdiv(n // halves, rows)
+        splits = 1 if halves == 2 else max(1, min(limits.processors // programs, k // (8 * 64)))
+        block = Block(rows // halves if rows == 128 else rows, 64, splits, stages=5)
+    block = block or Block(64, 32, stages=3)
+
+    def size(b: Block) -> int:
+        return b.stages * (b.k * (halves * b.n + 32) * dtype.itemsize + 16)
+
+    while size(block) > limits.shared and block.stages > 2:
+        block = replace(block, stages=block.stages - 1)
+    while size(block) > limits.shared and block.n > 64:
+        block = replace(block, n=block.n // 2)
+    return block
+
+
+@lru_cache(maxsize=256)
+def _choice(n: int, k: int, halves: int, dtype: torch.dtype, device: torch.device) -> Block:
+    return choose(n, k, halves, dtype, Limits.of(device))
+
+
+def _chosen(x: Tensor, weight: Tensor, halves: int = 1) -> Block:
+    return _choice(*weight.shape, halves, x.dtype, x.device)
 
 
 def pack(weight: Tensor) -> Tensor:
@@ -148,7 +201,7 @@ def linear(
     x, dtype = _checked(x, packed), out_dtype or x.dtype
     if x.shape[0] > MAX_ROWS:
         return torch.mm(x, packed.t()).to(dtype)
-    block = block or choose(packed.shape, x)
+    block = block or _chosen(x, packed)
     out = _product(x, packed, block, dtype)
     if block.splits == 1:
         return out
@@ -167,7 +220,7 @@ def linear_swiglu(x: Tensor, packed: Tensor, block: Block | None = None) -> Tens
     if x.shape[0] > MAX_ROWS:
         return swiglu(torch.mm(x, packed.t()))
     out = torch.empty(x.shape[0], packed.shape[0] // 2, dtype=x.dtype, device=x.device)
-    _launch(x, packed, out, block or choose(packed.shape, x), 2)
+    _launch(x, packed, out, block or _chosen(x, packed, 2), 2)
     return out
 
 
@@ -187,7 +240,7 @@ def linear_add_norm(
     if rows > MAX_ROWS:
         total = torch.addmm(residual, x, packed.t())
         return total, rms_norm(total, norm)
-    block = block or choose(packed.shape, x)
+    block = block or _chosen(x, packed)
     partial = _product(x, packed, block, torch.float32)
     total, normed = torch.empty_like(residual), torch.empty_like(residual)
     add_norm_kernel[(rows,)](
@@ -204,7 +257,3 @@ def rms_norm(x: Tensor, norm: Norm) -> Tensor:
         x, norm.scale, norm.eps, out, width, **_norm_options(width, _early(x.device))
     )
     return out
-
-
-def choose(shape: tuple[int, int], x: Tensor) -> Block:
-    return Block(64, 64, stages=3)
