@@ -223,7 +223,7 @@ class TreeAttention:
         blocks = (keys, values)
         if tma:
             shape = [launch.block, self.head_dim]
-            blocks = [TensorDescriptor.from_tensor(x.flatten(0, 1), shape) for x in blocks]
+            blocks = [TensorDescriptor.from_tensor(x.view(-1, self.head_dim), shape) for x in blocks]
         prefix_kernel[(tiles, self.kv_heads, rows + chunks)](
             q,
             keys,
