@@ -234,7 +234,7 @@ def _run(
     quiet: bool,
 ) -> None:
     from replay.agent.progress import Line
-    from replay.agent.servers import arm_names
+    from replay.agent.servers import arm_names, make_arm
     from replay.agent.store import StudyFolder
     from replay.agent.study import Study, default_folder, describe
     from replay.agent.table import markdown
@@ -244,6 +244,8 @@ def _run(
     run = describe(options, tasks, contained)
     run |= {"places": [str(place) for place in places], "names": names}
     names_of_arms = arm_names(options.arms)
+    for name in names_of_arms:  # a wrong spec is said before anything is written
+        make_arm(name, tasks, options.server_options, Path())
     if resume is None:
         folder = StudyFolder.create(out or default_folder(), run)
     else:
