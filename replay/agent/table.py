@@ -25,7 +25,7 @@ OUTCOMES = {
 }
 ONE_ATTEMPT = (
     "One attempt per task and arm shows that an arm can carry an agent through whole tasks, and "
-    "what that took in time and tokens. It does not show which arm solves more: over {n} tasks "
+    "what that took in time and tokens. It does not show which arm solves more: over {n} "
     "two arms that are equally good differ by {gap} or more resolved tasks about one time in "
     "{chance}, because sampling alone changes what an agent does."
 )
@@ -96,7 +96,9 @@ def _arm(rows: list[dict[str, Any]], known: dict[str, Any], tasks: int) -> dict[
 def caution(tasks: int) -> str:
     """What one attempt per task can and cannot show, with the figure for this many tasks."""
     gap = max(1, round(tasks**0.5 / 1.5))
-    return ONE_ATTEMPT.format(n=tasks, gap=gap, chance=_one_in(tasks, gap))
+    return ONE_ATTEMPT.format(
+        n=f"{tasks} task{'s' if tasks > 1 else ''}", gap=gap, chance=_one_in(tasks, gap)
+    )
 
 
 def _one_in(tasks: int, gap: int) -> int:

@@ -66,7 +66,7 @@ def test_the_table_has_the_papers_columns_and_a_caution(done: Path) -> None:
     assert "| Arm | Resolved | Requests | tok/s | Minutes | Output tokens |" in text
     assert "| scripted | 3 of 3 | 15 | - |" in text
     assert "| tiny-double | R | E |" in text
-    assert "One attempt per task and arm" in text and "with 3 tasks" in text
+    assert "One attempt per task and arm" in text and "over 3 tasks" in text
 
 
 def test_trajectories_are_mini_swe_agents_and_read_back_as_the_same_requests(done: Path) -> None:
