@@ -14,7 +14,7 @@ import torch
 from lumotree.audit import component, continuation, sampler, soak
 from lumotree.audit.check import Check, lines
 from lumotree.audit.constants import Constants
-from lumotree.audit.detect import Sensitivity, undetected
+from lumotree.audit.detect import Detection, Sensitivity, undetected
 from lumotree.audit.faults import AUDITS, FAULTS
 from lumotree.audit.prompts import Prompt
 from lumotree.errors import LumoTreeError, RequestError
@@ -36,7 +36,10 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """What is audited, on what, how thoroughly. seeds: how many, from `seed` on."""
+    """What is audited, on what, how thoroughly. seeds: how many, from `seed` on.
+
+    No audits and `faults`: faults alone are planted, each where it must be seen.
+    """
 
     audits: tuple[str, ...] = AUDITS
     model: str = "embedded"
@@ -91,8 +94,19 @@ def run_audits(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LumoTreeError(f"{folder} cannot be created: {error.strerror}") from None
+    result = {
+        "schema_version": SCHEMA_VERSION,
+        "command": list(command),
+        "started_at": started.isoformat(),
+        "machine": describe_machine() | _gpu(device),
+        "versions": describe_versions(),
+        "git_commit": git_commit(),
+        "model": engine and engine.description(),
+        "options": asdict(options),
+        "rule": engine and ("equality" if engine.row_multiple is not None else "envelope"),
+    }
     found: list[dict[str, Any]] = []
-    detections = []
+    detections: list[Detection] = []
     for seed in range(options.seed, options.seed + options.seeds):
         constants = Constants(folder, seed)
         for name in options.audits:
@@ -100,36 +114,33 @@ def run_audits(
             found.append(_finish(name, seed, plan, checks, note))
             say(sentence(found[-1]))
         if options.faults:
-            began = time.perf_counter()
             sensitivity = Sensitivity(engine, prompts, seed, _envelope(constants, seed))
-            here = []
-            for fault in FAULTS.values():
-                note(f"fault '{fault.name}', seed {seed}")
-                here += sensitivity.detections(fault, _audits_of(fault.audit, options))
-            detections += here
-            missed = undetected(here)
-            seconds = time.perf_counter() - began
-            say(f"faults, seed {seed}: {len(missed)} undetected, {seconds:.0f} s")
-    missed = undetected(detections)
-    result = {
-        "schema_version": SCHEMA_VERSION,
-        "command": list(command),
-        "started_at": started.isoformat(),
-        "ended_at": datetime.now(UTC).isoformat(),
-        "machine": describe_machine() | _gpu(device),
-        "versions": describe_versions(),
-        "git_commit": git_commit(),
-        "model": engine and engine.description(),
-        "options": asdict(options),
-        "rule": engine and ("equality" if engine.row_multiple is not None else "envelope"),
-        "audits": found,
-        "faults": [detection.as_dict() for detection in detections],
-        "undetected": missed,
-        "false_alarms": _false_alarms(found),
-        "passed": all(entry["passed"] for entry in found) and not missed,
-    }
-    save_audit(folder, result)
+            detections += _planted(sensitivity, options, seed, say, note)
+        missed = undetected(detections)
+        result |= {
+            "ended_at": datetime.now(UTC).isoformat(),
+            "audits": found,
+            "faults": [detection.as_dict() for detection in detections],
+            "undetected": missed,
+            "false_alarms": _false_alarms(found),
+            "passed": all(entry["passed"] for entry in found) and not missed,
+        }
+        save_audit(folder, result)  # after every seed: a long sweep may be cut short
     return result, folder
+
+
+def _planted(
+    sensitivity: Sensitivity, options: AuditOptions, seed: int, say: Say, note: Say
+) -> list[Detection]:
+    """Every fault of one seed, where time allows to look for it."""
+    began = time.perf_counter()
+    found = []
+    for fault in FAULTS.values():
+        note(f"fault '{fault.name}', seed {seed}")
+        found += sensitivity.detections(fault, _audits_of(fault.audit, options))
+    seconds = time.perf_counter() - began
+    say(f"faults, seed {seed}: {len(undetected(found))} undetected, {seconds:.0f} s")
+    return found
 
 
 def sentence(entry: dict[str, Any]) -> str:
@@ -172,7 +183,7 @@ def _audit(
 
 
 def _finish(name: str, seed: int, plan: Any, checks: Iterator[Check], note: Say) -> dict[str, Any]:
-    began = time.perf_counter()
+    began, worked = time.perf_counter(), time.process_time()
     found = []
     for check in checks:
         found.append(check)
@@ -184,6 +195,7 @@ def _finish(name: str, seed: int, plan: Any, checks: Iterator[Check], note: Say)
         "plan": asdict(plan),
         "passed": bool(found) and not failed,
         "seconds": round(time.perf_counter() - began, 3),
+        "cpu_seconds": round(time.process_time() - worked, 3),
         "lines": [line.as_dict() for line in lines(found)],
         "failures": [
             {"check": check.name, "place": check.place, "reason": check.reason}
@@ -194,9 +206,9 @@ def _finish(name: str, seed: int, plan: Any, checks: Iterator[Check], note: Say)
 
 def _audits_of(named: str, options: AuditOptions) -> tuple[str, ...]:
     """Where a fault is looked for: everywhere, or only where it must be seen if time is short."""
-    if options.quick or options.audits != AUDITS:
-        return (named,) if named in options.audits else ()
-    return AUDITS
+    if options.audits == AUDITS and not options.quick:
+        return AUDITS
+    return (named,) if named in (options.audits or AUDITS) else ()
 
 
 def _load(options: AuditOptions) -> tuple[Engine, list[Prompt]]:

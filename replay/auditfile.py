@@ -5,8 +5,9 @@ command, started_at, ended_at, machine, versions, git_commit
 model            as in run.json; null where only the component audit ran
 options          what was asked for
 rule             equality, or envelope where the machine has no equal bits; null without model
-audits[]         audit, seed, plan, passed, seconds, lines[] (name, passed, total, figures:
-                 the worst of each, first_failure), failures[] (check, place, reason)
+audits[]         audit, seed, plan, passed, seconds, cpu_seconds (of this process), lines[] (name,
+                 passed, total, figures: the worst of each, null when not finite; first_failure),
+                 failures[] (check, place, reason)
 faults[]         fault, audit, place, seed, acted, detected (steps from 0, null for never),
                  at_once, named: the audit that must see it, check, reason
 undetected[]     sentences: faults that the audit they name did not see at once

@@ -14,9 +14,10 @@ UNITS = {"component": "set", "continuation": "cycle", "sampler": "step", "soak":
 
 def print_audit(out: Console, found: dict[str, Any]) -> None:
     """What `lumotree audit` prints."""
-    out.print(line_table(found))
-    if found["faults"]:
+    if found["audits"]:
+        out.print(line_table(found))
         out.print()
+    if found["faults"]:
         out.print(fault_table(found["faults"]))
     for entry in found["audits"]:
         for failure in entry["failures"][:5]:
@@ -42,9 +43,11 @@ def verdict(found: dict[str, Any]) -> str:
     }.get(found["rule"], "")
     planted = len({entry["fault"] for entry in found["faults"]})
     if found["undetected"]:
-        return f"Audits passed, but {len(found['undetected'])} planted faults went undetected."
-    seen = f" All {planted} planted faults were seen in the step they acted in." if planted else ""
-    return f"All audits passed. {rule}{seen}".strip()
+        return f"Failed: {len(found['undetected'])} times a planted fault went undetected."
+    parts = ["All audits passed.", rule] if found["audits"] else []
+    if planted:
+        parts.append(f"All {planted} planted faults were seen in the step they acted in.")
+    return " ".join(part for part in parts if part)
 
 
 def line_table(found: dict[str, Any]) -> Table:
@@ -110,7 +113,9 @@ def fault_rows(
 
 
 def _cell(entries: list[dict[str, Any]], audit: str) -> str:
-    """'-' where the audit does not run the code that the fault breaks."""
+    """Empty where the fault was not planted, '-' where the audit does not run what it breaks."""
+    if not entries:
+        return ""
     acted = [entry for entry in entries if entry["acted"] is not None]
     if not acted:
         return "-"

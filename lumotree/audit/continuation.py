@@ -21,7 +21,7 @@ from lumotree.audit import reference
 from lumotree.audit.check import Check
 from lumotree.audit.constants import Constants
 from lumotree.audit.faults import Fault
-from lumotree.audit.fresh import FreshProcesses
+from lumotree.audit.fresh import FreshProcesses, same_engine
 from lumotree.audit.prompts import Prefix, Prompt, prefixes
 from lumotree.audit.reference import audited_decoder, open_slot
 from lumotree.audit.schedule import SCHEDULES, Cycle, forced_cycles
@@ -190,12 +190,8 @@ def forced_runs(
 
 
 def _second_process(engine: Engine, runs: list[ForcedRun], folder: str) -> FreshProcesses:
-    described = engine.description()
     job = {
-        "model": engine.source.name,
-        "dtype": described["dtype"],
-        "device": described["device"],
-        "rows": engine.rows,
+        "engine": same_engine(engine),
         "out": str(Path(folder) / "runs.pt"),
         "runs": [
             (

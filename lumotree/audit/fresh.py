@@ -8,22 +8,46 @@ import sys
 import tempfile
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from lumotree.errors import LumoTreeError
+
+if TYPE_CHECKING:
+    from lumotree.engine import Engine
 
 # What a fresh process may be asked for: module and function of lumotree.audit.
 JOBS = {
     "component": ("component", "digests_job"),
     "sequential": ("reference", "sequential_job"),
     "noise": ("seeds", "noise_digest"),
+    "requests": ("soak", "requests_job"),
 }
+
+
+def same_engine(engine: Engine) -> dict[str, Any]:
+    """What `load_engine` needs to load the same model elsewhere."""
+    return {
+        "model": engine.source.name,
+        "dtype": str(engine.model.dtype).removeprefix("torch."),
+        "device": engine.model.device.type,
+        "rows": engine.rows,
+    }
+
+
+def load_engine(job: dict[str, Any]) -> Engine:
+    from lumotree.engine import Engine
+
+    return Engine.load(**job["engine"])
 
 
 class FreshProcesses:
     """`count` processes at work on one job, side by side with each other and with this one."""
 
     def __init__(self, job: str, given: dict[str, Any], count: int) -> None:
+        # Sums may depend on how many threads share them.
+        given = given | {"threads": torch.get_num_threads()}
         self._folder = tempfile.TemporaryDirectory()
         self._places = [Path(self._folder.name) / f"{i}.json" for i in range(count)]
         self._running = []
@@ -59,6 +83,7 @@ class FreshProcesses:
 def main(job: str, out: str) -> None:
     module, function = JOBS[job]
     given = json.loads(Path(out).with_suffix(".in").read_text())
+    torch.set_num_threads(given["threads"])
     answer = getattr(import_module(f"lumotree.audit.{module}"), function)(given)
     Path(out).write_text(json.dumps(answer))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from lumotree.audit.fresh import load_engine
 from lumotree.audit.prompts import Prefix
 from lumotree.audit.schedule import Cycle
 from lumotree.audit.surfaces import Boundary
@@ -85,7 +86,7 @@ def _with_own_caches(found: list[Boundary], state: HybridState) -> list[Boundary
 @torch.inference_mode()
 def sequential_job(job: dict[str, Any]) -> int:
     """Control B, in a process of its own: saves the boundaries of every (prefix, schedule)."""
-    engine = Engine.load(job["model"], dtype=job["dtype"], device=job["device"], rows=job["rows"])
+    engine = load_engine(job)
     decoder = audited_decoder(engine)
     runs = []
     for prefix, cycles in job["runs"]:

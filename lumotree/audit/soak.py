@@ -9,11 +9,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
 from lumotree.audit.check import Check
+from lumotree.audit.fresh import FreshProcesses, load_engine, same_engine
 from lumotree.audit.prompts import Prompt
 from lumotree.decoder import Decoder, DecoderConfig, Run
 from lumotree.draft.plan import Proposal
@@ -31,24 +33,30 @@ TREE_ROWS = 16
 # A divergence is rounding where the two best tokens were this close, in processed logits.
 CLOSE = 0.5
 PROMPT_TOKENS = 320
+# Requests of the soak are short: it is their number that counts.
+REQUEST_TOKENS = (200, 16)
 
 
 @dataclass(frozen=True)
 class SoakPlan:
-    """tokens of the one continuation, requests; progress is reported each `stretch` tokens."""
+    """tokens of the one continuation, requests; progress is reported each `stretch` tokens.
+
+    side_by_side: on a processor, requests run in a process of their own beside the continuation.
+    """
 
     tokens: int = 10_000
     requests: int = 500
     stretch: int = 1000
+    side_by_side: bool = True
 
     @classmethod
     def quick(cls) -> SoakPlan:
-        return cls(240, 8, 120)
+        return cls(240, 8, 120, side_by_side=False)
 
     @classmethod
     def probe(cls) -> SoakPlan:
         """What one planted fault is looked for with."""
-        return cls(0, 8)
+        return cls(0, 8, side_by_side=False)
 
 
 class Scripted(Decoder):
@@ -101,8 +109,32 @@ def audit_soak(
     planted=nullcontext,
 ) -> Iterator[Check]:
     """Checks as they are made; the decoder under audit runs inside `planted()`."""
-    yield from _requests(engine, plan, prompts, seed, planted)
-    yield from _continuation(engine, plan, prompts, seed, planted)
+    if not plan.side_by_side or engine.model.device.type != "cpu":
+        yield from _requests(engine, plan, prompts, seed, planted)
+        yield from _continuation(engine, plan, prompts, seed, planted)
+        return
+    if planted is not nullcontext:
+        raise ValueError("a fault cannot be planted in a process of its own")
+    job = {
+        "engine": same_engine(engine),
+        "plan": asdict(plan),
+        "prompts": [(prompt.name, prompt.tokens) for prompt in prompts],
+        "seed": seed,
+    }
+    fresh = FreshProcesses("requests", job, 1)
+    try:
+        yield from _continuation(engine, plan, prompts, seed, planted)
+        yield from (Check(**fields) for fields in fresh.answers()[0])
+    finally:
+        fresh.close()
+
+
+@torch.inference_mode()
+def requests_job(job: dict[str, Any]) -> list[dict[str, Any]]:
+    """The requests of a soak, in a process of their own: the fields of its checks."""
+    prompts = [Prompt(name, tuple(tokens)) for name, tokens in job["prompts"]]
+    plan, engine = SoakPlan(**job["plan"]), load_engine(job)
+    return [asdict(c) for c in _requests(engine, plan, prompts, job["seed"], nullcontext)]
 
 
 def _continuation(
@@ -166,7 +198,7 @@ def _requests(
     ]
     for number in range(plan.requests):
         source = choose.choice(prompts).tokens
-        length = choose.randint(1, min(PROMPT_TOKENS, len(source)))
+        length = choose.randint(1, min(REQUEST_TOKENS[0], len(source)))
         start = choose.randint(0, len(source) - length)
         prompt = source[start : start + length]
         params = SamplingParams(
@@ -174,7 +206,7 @@ def _requests(
             presence_penalty=choose.choice((0.0, 1.0)),
             repetition_penalty=choose.choice((1.0, 1.1)),
             seed=choose.randrange(2**31),
-            max_tokens=choose.randint(1, 20),
+            max_tokens=choose.randint(1, REQUEST_TOKENS[1]),
             ignore_eos=choose.random() < 0.5,
         )
         wanted, reference = _decode(engine.decoder(PLAIN), prompt, params)

@@ -132,6 +132,24 @@ def soak(
     _run(("soak",), _options(locals()), out, as_json, quiet)
 
 
+@app.command("faults", epilog="Example: lumotree audit faults --seeds 10")
+def faults_alone(
+    model: str = Model,
+    dtype: str = Dtype,
+    device: str = Device,
+    rows: str = Rows,
+    threads: int = Threads,
+    corpus: str = Corpus,
+    seed: int = Seed,
+    seeds: int = Seeds,
+    out: Path = Out,
+    as_json: bool = Json,
+    quiet: bool = Quiet,
+) -> None:
+    """Plant every fault where it must be seen, seed after seed, and nothing else."""
+    _run((), _options(locals() | {"quick": True, "faults": True}), out, as_json, quiet)
+
+
 @app.command("all", epilog=EPILOG)
 def everything(
     model: str = Model,

@@ -1,0 +1,159 @@
+"""`lumotree audit` in process: output, files, exit codes, sentences."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from lumotree.audit.component import ComponentPlan
+from lumotree.audit.faults import fault
+from lumotree.audit.soak import SoakPlan
+from replay import auditfile
+from replay.audit import AuditOptions
+from replay.audittables import fault_rows, figure, verdict
+from replay.cli import app
+from replay.report.audit import audit_tables
+
+KEYS = {
+    "schema_version", "command", "started_at", "ended_at", "machine", "versions", "git_commit",
+    "model", "options", "rule", "audits", "faults", "undetected", "false_alarms", "passed",
+}  # fmt: skip
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, ["audit", *(str(argument) for argument in arguments)])
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    path = tmp_path / "c.jsonl"
+    rows = [
+        {
+            "custom_id": f"r{i}",
+            "body": {"messages": [{"role": "user", "content": f"{i} how are you? " * 40}]},
+        }
+        for i in range(3)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def soak(speaking, corpus, tmp_path, monkeypatch):
+    """Options of a soak that is over in a second."""
+    monkeypatch.setattr(SoakPlan, "quick", classmethod(lambda cls: cls(24, 4, 24, False)))
+    out = tmp_path / "out"
+    options = ("--model", speaking, "--device", "cpu", "--corpus", corpus, "--out", out, "--quick")
+    return out, ("soak", *options)
+
+
+def test_component_prints_a_table_and_leaves_its_files(tmp_path, monkeypatch):
+    quick = ComponentPlan(tree="-1,0,0,1", sets=(1, 1), processes=1)
+    monkeypatch.setattr(ComponentPlan, "quick", classmethod(lambda cls, device: quick))
+    out = tmp_path / "out"
+    done = call("component", "--geometry", "tiny", "--quick", "--device", "cpu", "--out", out)
+    assert done.exit_code == 0, done.output
+    assert "lumotree" in done.stdout and "All audits passed." in done.stdout
+    found = auditfile.load_audit(out / "audit.json")
+    assert set(found) == KEYS and found["passed"] and found["model"] is None
+    (entry,) = found["audits"]
+    assert entry["audit"] == "component" and entry["failures"] == []
+    assert {"same bits in fresh processes", "planted control seen"} < {
+        line["name"] for line in entry["lines"]
+    }
+    frozen = json.loads((out / "constants.json").read_text())
+    assert list(frozen) == ["component, seed 0"]
+    page = (out / "audit.html").read_text()
+    assert "<h2>Audits</h2>" in page and "planted control seen" in page
+
+
+def test_an_audit_that_passes_prints_json(soak):
+    out, arguments = soak
+    done = call(*arguments, "--json", "--quiet", "--seeds", 2)
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found == auditfile.load_audit(out / "audit.json")
+    assert found["false_alarms"] == {"soak": {"runs": 2, "failed": 0}}
+    assert found["rule"] == "equality" and [e["seed"] for e in found["audits"]] == [0, 1]
+    assert "False alarms" in (out / "audit.html").read_text()
+
+
+def test_a_failed_audit_is_exit_code_1(soak):
+    out, arguments = soak
+    with fault("unconditional accept").apply():
+        done = call(*arguments)
+    assert done.exit_code == 1 and "Failed: soak (seed 0)." in done.stdout
+    found = auditfile.load_audit(out / "audit.json")
+    assert not found["passed"] and found["audits"][0]["failures"][0]["reason"]
+
+
+def test_planted_faults_are_in_the_files(soak):
+    out, arguments = soak
+    done = call(*arguments, "--faults")
+    assert done.exit_code == 0, done.output
+    (entry,) = auditfile.load_audit(out / "audit.json")["faults"]
+    assert entry["fault"] == "slot reuse without reset" and entry["at_once"]
+    assert "All 1 planted faults were seen" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("component", "--geometry", "huge"), "27b"),
+        (("component", "--seed", "-1"), "--seed is -1"),
+        (("component", "--device", "tpu"), "cpu, cuda or auto"),
+        (("sampler", "--seeds", "0"), "--seeds is 0"),
+        (("soak", "--corpus", "nowhere.jsonl"), "nowhere.jsonl"),
+        (("continuation", "--rows", "odd"), "natural, matched"),
+        (("continuation", "--dtype", "int8"), "bfloat16"),
+    ],
+)
+def test_wrong_use_is_a_sentence(arguments, said, speaking, corpus):
+    if arguments[0] != "component" and "--corpus" not in arguments:
+        arguments = (*arguments, "--corpus", corpus, "--model", speaking)
+    done = call(*arguments)
+    assert done.exit_code == 2 and said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_file_of_another_version_is_refused(tmp_path):
+    (tmp_path / "audit.json").write_text('{"schema_version": 99}')
+    with pytest.raises(Exception, match="schema version 99"):
+        auditfile.load_audit(tmp_path / "audit.json")
+
+
+def entry(audit, acted, detected):
+    return {
+        "fault": "no replay", "audit": audit, "place": "", "seed": 0, "acted": acted,
+        "detected": detected, "named": "continuation", "check": "", "reason": "",
+        "at_once": detected is not None and acted == detected,
+    }  # fmt: skip
+
+
+def test_the_fault_table_tells_seen_unseen_late_and_not_reached():
+    faults = [
+        entry("component", None, None),
+        entry("continuation", 1, 1),
+        entry("continuation", 2, 4),
+        entry("soak", 0, None),
+    ]
+    (row,) = fault_rows(faults, ["component", "continuation", "sampler", "soak"])
+    assert row == ("no replay", "continuation", ["-", "2/2, cycle 2, 1 late", "", "0/1"])
+
+
+def test_a_verdict_names_what_failed():
+    found = {
+        "audits": [{"audit": "soak", "seed": 0, "passed": True, "lines": [], "failures": []}],
+        "faults": [entry("continuation", 1, None)],
+        "undetected": ["fault 'no replay' was not seen"],
+        "rule": "equality",
+        "options": {"seeds": 1},
+        "false_alarms": {},
+    }
+    assert verdict(found) == "Failed: 1 times a planted fault went undetected."
+    assert [table.name for table in audit_tables(found)] == ["faults"]
+    assert figure(None) == "not finite" and figure(3.0) == "3" and figure(0.5) == "5.00e-01"
+
+
+def test_faults_without_the_model_s_audits_need_the_model():
+    assert not AuditOptions(("component",)).needs_model
+    assert AuditOptions(("component", "soak")).needs_model
