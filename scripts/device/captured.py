@@ -1,6 +1,6 @@
 """The captured decoder on a GPU: equal tokens across arms, milliseconds a step, idle share.
 
-    python scripts/device/captured.py --model embedded --prompt 500 --tokens 128 --out FOLDER
+python scripts/device/captured.py --model embedded --prompt 500 --tokens 128 --out FOLDER
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ def main() -> None:
         first = next(iter(found.values()))
         same = {name: ids == first for name, ids in found.items()}
         where = {
-            name: next((i for i, (a, b) in enumerate(zip(ids, first)) if a != b), None)
+            name: next(
+                (i for i, (a, b) in enumerate(zip(ids, first, strict=False)) if a != b), None
+            )
             for name, ids in found.items()
             if ids != first
         }

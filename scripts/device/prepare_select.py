@@ -40,9 +40,9 @@ CUDA = torch.device("cuda")
 WARM, COLD = Protocol(10, 60, 1), Protocol(10, 60)
 TREES = ("hydra27", "chain-5", "root")
 # Rows and warps of a program of a run of prompt tokens.
-RUN_VARIANTS = ((16, 4), (8, 4), (32, 4), (32, 8), (8, 2), (4, 1))
+RUN_VARIANTS = ((16, 4), (8, 1), (16, 2))
 # SCAN_WARPS, DRAW_WARPS and BATCH of lumotree.ops.select.
-VARIANTS = ((8, 8, 4096), (4, 4, 2048), (16, 16, 8192), (8, 4, 4096))
+VARIANTS = ((4, 8, 4096), (4, 4, 2048), (4, 8, 2048), (2, 4, 4096))
 
 
 def active(name: str):

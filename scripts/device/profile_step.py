@@ -1,6 +1,6 @@
-"""Where a captured step's time goes: kernels of the verify, publish and draft graphs, and idle time.
+"""Where a captured step's time goes: kernels of each stage's graph, and idle time.
 
-    python scripts/device/profile_step.py --model rehearsal:27b --prompt 16000 --out FOLDER
+python scripts/device/profile_step.py --model rehearsal:27b --prompt 16000 --out FOLDER
 """
 
 from __future__ import annotations
