@@ -21,29 +21,33 @@ FOREVER_S = 1e9
 
 class PooledArm(InProcessArm):
     """`run` may be called from several threads; `active` requests are decoded in turn and the
-    rest waits. Times are the caller's: waiting counts.
+    rest waits. Times are the caller's: waiting counts. `context`: positions that the longest
+    request takes, answer included.
     """
 
     def __init__(self, spec: ArmSpec, engine: Engine, active: int) -> None:
         super().__init__(spec, engine)
         self._active = active
         self._scheduler = None
+        self.context = engine.max_context
 
     def start(self) -> dict[str, Any]:
+        from lumotree.prefix import PrefixStore
         from lumotree.serve.metrics import Metrics
         from lumotree.serve.scheduler import Scheduler
         from lumotree.serve.slots import make_slots
 
         description = super().start()
-        self._slots = make_slots(self._engine, self.config, self._active)
+        self._store = PrefixStore()
+        slots = make_slots(self._engine, self.config, self._active, self.context, self._store)
         # Callers wait for their answers, so the queue is as long as there are callers.
-        self._scheduler = Scheduler(self._slots, queue=1 << 20, metrics=Metrics())
+        self._scheduler = Scheduler(slots, queue=1 << 20, metrics=Metrics())
         self._scheduler.start()
         return {**description, "active": self._active}
 
     def new_run(self) -> None:
         super().new_run()
-        self._slots[0].decoder.reset()
+        self._store.clear()
 
     def run(self, request: ArmRequest, params: SamplingParams) -> ArmResult:
         from lumotree.serve.errors import ApiError

@@ -17,12 +17,13 @@ from lumotree.draft import mtp
 from lumotree.draft.plan import DraftPlan, Proposal, draft_plan, fill
 from lumotree.draft.suffix import SuffixAutomaton
 from lumotree.errors import CheckpointError, LumoTreeError, RequestError
+from lumotree.logprobs import TokenLogprob, token_logprobs
 from lumotree.model.hybrid import HybridModel
 from lumotree.model.rows import TreeRows, prefill_rows
 from lumotree.model.runner import MAX_INDICES, RowRunner
 from lumotree.ops import reference as ops
 from lumotree.ops.gdn import Geometry
-from lumotree.prefix import PrefixStore
+from lumotree.prefix import PrefixStore, worth_saving
 from lumotree.request import PHASES, FinishReason, Generation, SamplingParams, TokenCallback
 from lumotree.sampling import TokenHistory, accept_walk, sample_rows
 from lumotree.state import HybridState
@@ -42,8 +43,8 @@ class DecoderConfig:
     """tree: a preset or parent list; passes: MTP passes per step; suffix: copy from own text.
 
     first_passes: after so many passes the rest run only where the last one was sure of its best
-    token (see draft.mtp.SURE_MARGIN); 0: all run. verify: the GDN verifier. draft_vocab: MTP candidates are the best of the first so many ids
-    (0: of all). attention, selection and operands choose between a kernel and the torch
+    token (see draft.mtp.SURE_MARGIN); 0: all run. verify: the GDN verifier. draft_vocab: MTP
+    candidates are the best of the first so many ids (0: of all). attention, selection and operands choose between a kernel and the torch
     operations in its place, where there are kernels.
     """
 
@@ -74,7 +75,11 @@ class Verified:
 
 @dataclass
 class Run:
-    """One request under way. tokens: prompt and emitted tokens, the pending token last."""
+    """One request under way. tokens: prompt and emitted tokens, the pending token last.
+
+    fresh: what the last step emitted, and `fresh_logprobs` of it where `logprobs` asks for so
+    many alternatives. drafted: draft tokens verified so far.
+    """
 
     params: SamplingParams
     tokens: list[int]
@@ -85,11 +90,16 @@ class Run:
     suffix: SuffixAutomaton | None
     on_tokens: TokenCallback | None
     started: float
+    scope: str | None = None
+    save_at: tuple[int, ...] = ()  # prompt positions whose state the prefix store gets
+    logprobs: int | None = None
     reused: int = 0
     completion_tokens: int = 0
     steps: int = 0
+    drafted: int = 0
     finish_reason: FinishReason | None = None
     fresh: tuple[tuple[int, ...], str] = ((), "")
+    fresh_logprobs: tuple[TokenLogprob, ...] = ()
     pieces: list[str] = field(default_factory=list)
     output: list[int] = field(default_factory=list)
     accepted_by_depth: list[int] = field(default_factory=list)
@@ -159,7 +169,7 @@ class Decoder:
         return self.model.config.max_position_embeddings
 
     def reset(self) -> None:
-        """Forgets prefix snapshots."""
+        """Forgets saved prefixes."""
         self.snapshots.clear()
 
     @torch.inference_mode()
@@ -173,13 +183,14 @@ class Decoder:
     ) -> Generation:
         """Decodes one request to its end.
 
-        `conversation` names earlier turns whose prefix may be reused. Raises RequestError for a
-        prompt that is empty, too long for the context, or holds ids outside the vocabulary.
+        `conversation` is the scope of the prefix store: prompts under the same name share what
+        they begin with. Raises RequestError for a prompt that is empty, too long for the context,
+        or holds ids outside the vocabulary.
         """
         run, state = self.begin(prompt_ids, params, conversation, on_tokens)
         while run.finish_reason is None:
             self.step(run, state)
-        return self._result(run)
+        return self.finish(run)
 
     def step(self, run: Run, state: HybridState) -> None:
         """One round: draft, verify, select, publish."""
@@ -191,6 +202,8 @@ class Decoder:
             path, pending = self.select(run, verified)
             taken = self._emit(run, [*(verified.tokens[row] for row in path[1:]), pending])
             run.steps += 1
+            run.drafted += sum(proposal.active) - 1
+            self._note_logprobs(run, verified.logits, path)
             # Drafts past the end of the request were accepted by nobody.
             self._count(run, proposal, [verified.kept[row] for row in path[: taken + 1]])
         if run.finish_reason is None:
@@ -206,11 +219,29 @@ class Decoder:
         on_tokens: TokenCallback | None = None,
     ) -> tuple[Run, HybridState]:
         """Prefills the prompt and emits the first token."""
+        run, state = self.open(prompt_ids, params, conversation, on_tokens)
+        while not self.advance_prompt(run, state):
+            pass
+        return run, state
+
+    def open(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        conversation: str | None = None,
+        on_tokens: TokenCallback | None = None,
+        logprobs: int | None = None,
+    ) -> tuple[Run, HybridState]:
+        """A request made ready: checked, with a state slot that holds the prefix that is known.
+
+        `advance_prompt` is to be called until it says that the prompt is through.
+        """
         started = time.perf_counter()
         tokens = list(prompt_ids)
         self._check_prompt(tokens)
         limit = min(params.max_tokens, self.max_context - len(tokens))
-        state = self._slot(len(tokens) + limit)
+        state = self.reserve(len(tokens) + limit)
+        chunk, ends = self.model.prefill_chunk, self.tokenizer.eos_ids
         run = Run(
             params=params,
             tokens=tokens,
@@ -221,14 +252,36 @@ class Decoder:
             suffix=SuffixAutomaton(tokens) if self.config.suffix else None,
             on_tokens=on_tokens,
             started=started,
+            scope=conversation,
+            save_at=() if conversation is None else worth_saving(tokens, ends, chunk),
+            logprobs=logprobs,
         )
-        hidden = self._prefill(run, state, conversation)
+        run.reused = self.snapshots.restore(conversation, tokens, state, chunk)
+        return run, state
+
+    def advance_prompt(self, run: Run, state: HybridState) -> bool:
+        """Materialises the prompt up to the next chunk's end; with the last one, emits the first
+        token and returns True.
+        """
+        prompt, chunk = run.tokens, self.model.prefill_chunk
+        stop = min((state.length // chunk + 1) * chunk, len(prompt))
+        hidden = prefill(self.model, state, prompt[:stop])
+        if stop in run.save_at:
+            self.snapshots.save(run.scope, prompt[:stop], state, chunk)
+        if stop < len(prompt):
+            return False
+        self._enter(run, state, hidden)
+        return True
+
+    def _enter(self, run: Run, state: HybridState, hidden: Tensor) -> None:
+        """Emits the first token, from the prompt's last hidden row [1, hidden size]."""
         root = self.runner.index("root")
         logits = self.model.logits(ops.pad_rows(hidden, root.padded))[:1]
-        self._emit(run, self._sample(run, logits, tree_from_name("root"), [0], len(tokens) - 1))
+        place = len(run.tokens) - 1
+        self._emit(run, self._sample(run, logits, tree_from_name("root"), [0], place))
+        self._note_logprobs(run, logits, [0])
         run.history.add(run.fresh[0])
         self._hand_out(run)
-        return run, state
 
     def propose(self, run: Run, state: HybridState) -> Proposal:
         """Draft tokens for the rows that have a source; an arm without drafts gets the root."""
@@ -295,21 +348,6 @@ class Decoder:
         positions = depth + (root_position + 1)
         return sample_rows(logits, run.params, run.history, ids[below], positions).tolist()
 
-    def _prefill(self, run: Run, state: HybridState, conversation: str | None) -> Tensor:
-        """Materialises the prompt; returns the last token's hidden row [1, hidden]."""
-        prompt = run.tokens
-        state.reset()
-        snapshot = self.snapshots.find(conversation, prompt)
-        if snapshot is not None:
-            state.restore(snapshot)
-            run.reused = snapshot.length
-        chunk = self.model.prefill_chunk
-        aligned = (len(prompt) - 1) // chunk * chunk
-        if conversation is not None and aligned > run.reused:
-            prefill(self.model, state, prompt[:aligned])
-            self.snapshots.put(conversation, state.snapshot(tuple(prompt[:aligned])))
-        return prefill(self.model, state, prompt)
-
     def _emit(self, run: Run, tokens: Sequence[int]) -> int:
         """Takes tokens one by one up to the first that ends the request; returns how many."""
         shown: list[int] = []
@@ -340,6 +378,14 @@ class Decoder:
         return taken
 
     @staticmethod
+    def _note_logprobs(run: Run, logits: Tensor, path: list[int]) -> None:
+        """Of the tokens just emitted, which were sampled at the rows of `path`."""
+        if run.logprobs is not None:
+            ids = run.fresh[0]
+            rows = logits[path[: len(ids)]]
+            run.fresh_logprobs = tuple(token_logprobs(rows, ids, run.logprobs))
+
+    @staticmethod
     def _hand_out(run: Run) -> None:
         """Calls the request's callback with what the last step emitted."""
         ids, text = run.fresh
@@ -359,8 +405,9 @@ class Decoder:
             source = proposal.source[row]
             run.accepted_by_source[source] = run.accepted_by_source.get(source, 0) + 1
 
-    def _result(self, run: Run) -> Generation:
-        run.fresh = ((), run.text.finish())
+    def finish(self, run: Run) -> Generation:
+        """The result of a run that has ended; the last of its text is in `run.fresh` then."""
+        run.fresh, run.fresh_logprobs = ((), run.text.finish()), ()
         run.pieces.append(run.fresh[1])
         self._hand_out(run)
         decode_ms = (run.last_token_at - run.first_token_at) * 1e3
@@ -395,7 +442,7 @@ class Decoder:
         if wrong is not None:
             raise RequestError(f"token id {wrong} is outside the vocabulary of {vocab}")
 
-    def _slot(self, tokens: int) -> HybridState:
+    def reserve(self, tokens: int) -> HybridState:
         """The state slot, grown when a request needs more; a tree may reach past the last token.
 
         Raises RequestError when the device cannot hold it.

@@ -131,6 +131,13 @@ class HybridState:
         self.hidden_size = config.hidden_size
         self.reset()
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers that stay."""
+        caches = [self.kv] if self.mtp_kv is None else [self.kv, self.mtp_kv]
+        tensors = [self.recurrent, self.conv, *(s for c in caches for s in (c.keys, c.values))]
+        return sum(t.numel() * t.element_size() for t in tensors)
+
     def reset(self) -> None:
         """Back to the empty prefix. Keys and values past `length` are never read, so they stay."""
         self.length = 0

@@ -214,6 +214,13 @@ class _Job:
             return PooledArm(spec, self.engine, self.options.concurrency or DEFAULT_ACTIVE)
         return create(spec, self.engine)
 
+    def fit_slots(self) -> None:
+        """Slots under load are made before the first request, for the longest one."""
+        longest = max(len(i.request.prompt_ids) + i.params.max_tokens for i in self.items)
+        for arm in self.arms:
+            if self.plan is not None and arm.in_process:
+                arm.context = longest
+
     def _plan(self) -> LoadPlan | None:
         """How requests are sent under load. Raises CorpusError when no times were recorded."""
         if self.options.arrivals is None:
@@ -246,6 +253,7 @@ class _Job:
             progress.note("reading prompts")
             job.items = make_items(corpus, options, engine)
             job.plan = job._plan()
+            job.fit_slots()
             job.choose_trees(before or {}, progress)
             job.ready, job.status = start_arms(job.arms)
         except BaseException:

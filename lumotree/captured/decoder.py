@@ -48,8 +48,8 @@ class CapturedDecoder(Decoder):
         self.drafted: DraftPasses | None = None
         self.tree_step: VerifyStep | None = None
 
-    def begin(self, *args, **options) -> tuple[Run, HybridState]:
-        run, state = super().begin(*args, **options)
+    def _enter(self, run: Run, state: HybridState, hidden: Tensor) -> None:
+        super()._enter(run, state, hidden)
         request = self.request
         request.params.set(run.params)
         request.length.fill_(state.length)
@@ -61,7 +61,6 @@ class CapturedDecoder(Decoder):
             state.mtp_hidden = state.mtp_hidden[:0]
             self.clock.start()
             self._launch_drafts()
-        return run, state
 
     def propose(self, run: Run, state: HybridState) -> Proposal:
         """Draft tokens for the rows that have a source; waits for the drafts launched before."""
@@ -160,7 +159,7 @@ class CapturedDecoder(Decoder):
         words[4 : 4 + len(path)] = torch.tensor(path, dtype=torch.int32)
         selector.result.copy_(words)
 
-    def _slot(self, tokens: int) -> HybridState:
+    def reserve(self, tokens: int) -> HybridState:
         """The state slot and its graphs, made anew when a request needs more room.
 
         A step that is under way when the request ends may publish and draft once more.
@@ -171,7 +170,7 @@ class CapturedDecoder(Decoder):
             capacity = FIRST_CAPACITY
             while capacity < needed:
                 capacity *= 2
-            state = super()._slot(capacity - len(self.tree))
+            state = super().reserve(capacity - len(self.tree))
             self._capture(state)
         return self._state
 
@@ -201,7 +200,13 @@ class CapturedDecoder(Decoder):
         work = {"verify": step.verify, "select": step.select, "publish": step.publish}
         if self.uses_mtp:
             self.drafted = DraftPasses(
-                model, state, step, len(self.plan.mtp), self.draft_vocab, self.padded
+                model,
+                state,
+                step,
+                len(self.plan.mtp),
+                config.first_passes,
+                self.draft_vocab,
+                self.padded,
             )
             shape = self.drafted.results.shape
             self.candidates = torch.zeros(shape, dtype=torch.int32, pin_memory=pin)

@@ -54,7 +54,7 @@ def probe_equal_bits(model: HybridModel, runner: RowRunner, seed: int = 0) -> bo
 
 def _start(decoder: CapturedDecoder, prompt: list[int]) -> tuple[torch.Tensor, HybridState]:
     """Materialises the prompt in the decoder's slot."""
-    state = decoder._slot(len(prompt))
+    state = decoder.reserve(len(prompt))
     state.reset()
     hidden = prefill(decoder.model, state, prompt)
     decoder.request.length.fill_(state.length)

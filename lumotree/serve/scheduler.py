@@ -160,8 +160,8 @@ class Scheduler:
             return
         try:
             slot.advance()
-            if slot.run is None:
-                return
+            if not slot.run.completion_tokens:
+                return  # still in the prompt
             self._count(job, slot)
             self._hand_out(job, slot)
             if slot.finished:
@@ -208,7 +208,7 @@ class Scheduler:
     def _hand_out(job: Job, slot: Slot) -> None:
         ids, text = slot.run.fresh
         if ids or text:
-            job.deliver(Tokens(ids, text, slot.logprobs))
+            job.deliver(Tokens(ids, text, slot.run.fresh_logprobs))
 
     def _close(self, job: Job, slot: Slot, done: bool = False) -> None:
         if slot.run is not None:

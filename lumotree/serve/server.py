@@ -14,6 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from lumotree.errors import LumoTreeError
+from lumotree.prefix import PrefixStore
 from lumotree.serve.app import create_app
 from lumotree.serve.metrics import Metrics
 from lumotree.serve.scheduler import Scheduler
@@ -38,10 +39,13 @@ class ModelServer:
         self.settings = settings
         context = min(settings.max_context or engine.max_context, engine.max_context)
         self.metrics = Metrics()
-        slots = make_slots(engine, config, settings.active)
+        self.store = PrefixStore(settings.prefix_bytes)
+        slots = make_slots(engine, config, settings.active, context, self.store)
         self.scheduler = Scheduler(slots, settings.queue, self.metrics)
         self.metrics.gauge("num_requests_running", "Active requests.", self._active)
         self.metrics.gauge("num_requests_waiting", "Waiting requests.", self._waiting)
+        self.metrics.gauge("prefix_cache_bytes", "Held by the prefix store.", self._held)
+        self.metrics.gauge("prefix_cache_entries", "Saved positions.", lambda: len(self.store))
         vocab = engine.model.config.vocab_size
         self.service = Service(settings, self.scheduler, engine.tokenizer, context, vocab)
         self.app: FastAPI = create_app(self.service, self.metrics)
@@ -50,6 +54,9 @@ class ModelServer:
 
     def _active(self) -> int:
         return self.scheduler.load[0]
+
+    def _held(self) -> int:
+        return self.store.nbytes
 
     def _waiting(self) -> int:
         return self.scheduler.load[1]

@@ -238,7 +238,7 @@ def generate_with_state(
     run, state = decoder.begin(prompt, params, conversation)
     while run.finish_reason is None:
         decoder.step(run, state)
-    return decoder._result(run), state.snapshot(tuple(run.tokens[: state.length])), run.tokens
+    return decoder.finish(run), state.snapshot(tuple(run.tokens[: state.length])), run.tokens
 
 
 def plain(max_tokens: int, **changes) -> SamplingParams:

@@ -8,6 +8,7 @@ import torch
 
 from lumotree.engine import DecoderConfig, Engine
 from lumotree.errors import CheckpointError, LumoTreeError, RequestError
+from lumotree.model.checkpoint import EMBEDDED
 from lumotree.request import SOURCES, SamplingParams
 from lumotree.text import StreamDecoder
 from lumotree.tree import tree_from_name
@@ -302,7 +303,7 @@ def test_prompts_that_cannot_run(engines, prompt, said):
 def test_an_arm_that_drafts_needs_a_draft_head(tmp_path):
     save_tiny(tmp_path, Geometry(vocab=4096), mtp=False)
     for name in TOKENIZER_FILES:
-        shutil.copy(Engine.load().folder / name, tmp_path / name)
+        shutil.copy(EMBEDDED / name, tmp_path / name)
     engine = Engine.load(str(tmp_path), device="cpu")
     assert not engine.has_mtp and not engine.description()["has_mtp"]
     with pytest.raises(CheckpointError, match="mtp"):
