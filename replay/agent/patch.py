@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path, PurePosixPath
@@ -44,7 +45,9 @@ def diff(workspace: Path, pristine: Path) -> str:
     """What differs in `workspace` from the commit of `pristine`, the repository it was copied from.
 
     Commits, hooks, filters and settings that the agent made in its own `.git` play no part.
+    Repositories that it made inside count as plain files. Raises LumoTreeError.
     """
+    _open_up(workspace)
     with tempfile.TemporaryDirectory(prefix="lumotree-diff-") as place:
         scratch = Path(place)
         (scratch / "objects").mkdir()
@@ -60,6 +63,24 @@ def diff(workspace: Path, pristine: Path) -> str:
         words = ("diff", "--cached", "--binary", "--no-ext-diff", "--no-textconv", "--no-renames")
         found = git(*words, "HEAD", folder=workspace, environment=environment)
     return found.decode("utf-8", errors="surrogateescape")
+
+
+def _open_up(root: Path) -> None:
+    """Makes everything readable, and takes away repositories inside, which git would not enter."""
+    for place, folders, files in os.walk(root):
+        for name in list(folders):
+            path = Path(place, name)
+            if path.is_symlink():
+                continue
+            path.chmod(path.stat().st_mode | 0o700)
+            if name == ".git":
+                folders.remove(name)
+                if Path(place) != root:
+                    shutil.rmtree(path, ignore_errors=True)
+        for name in files:
+            path = Path(place, name)
+            if path.is_file() and not path.is_symlink():
+                path.chmod(path.stat().st_mode | 0o600)
 
 
 def is_test_path(name: str) -> bool:

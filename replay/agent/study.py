@@ -126,7 +126,9 @@ class Study:
             self.folder.write_run()
 
     def _task(self, arm: ServedArm, task: Task, boundaries: _Boundaries) -> None:
-        with tempfile.TemporaryDirectory(prefix="lumotree-task-") as place:
+        with tempfile.TemporaryDirectory(
+            prefix="lumotree-task-", ignore_cleanup_errors=True
+        ) as place:
             root = self.workspaces.checkout(task, Path(place) / "testbed")
             before = boundaries.before()
             made = self._attempt(arm, task, root)

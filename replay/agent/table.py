@@ -26,8 +26,8 @@ OUTCOMES = {
 ONE_ATTEMPT = (
     "One attempt per task and arm shows that an arm can carry an agent through whole tasks, and "
     "what that took in time and tokens. It does not show which arm solves more: over {n} "
-    "two arms that are equally good differ by {gap} or more resolved tasks about one time in "
-    "{chance}, because sampling alone changes what an agent does."
+    "two arms that both resolve every second task differ by {gap} or more resolved tasks about "
+    "one time in {chance}, because sampling alone changes what an agent does."
 )
 
 

@@ -78,6 +78,19 @@ def test_what_the_agent_does_to_its_git_changes_nothing(
     assert not (work.parent / "owned").exists()
 
 
+@pytest.mark.parametrize(
+    "trick",
+    ["git init -q inner", "mkfifo pipe", "ln -s /etc/passwd link", "ln -s . loop", "chmod 0 pkg"],
+)
+def test_odd_things_in_the_workspace_do_not_spoil_the_diff(
+    pristine: Path, work: Path, trick: str
+) -> None:
+    (work / "pkg/a.py").write_text("a = 2\n")
+    subprocess.run(["sh", "-c", trick], cwd=work, check=True, capture_output=True)
+    patch = diff(work, pristine)
+    assert "+a = 2" in patch and "root:" not in patch
+
+
 def test_files_of_tests_are_dropped(pristine: Path, work: Path) -> None:
     (work / "pkg/tests/test_a.py").write_text("y\n")
     (work / "conftest.py").write_text("z\n")
