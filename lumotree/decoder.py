@@ -44,8 +44,9 @@ class DecoderConfig:
 
     first_passes: after so many passes the rest run only where the last one was sure of its best
     token (see draft.mtp.SURE_MARGIN); 0: all run. verify: the GDN verifier. draft_vocab: MTP
-    candidates are the best of the first so many ids (0: of all). attention, selection and operands choose between a kernel and the torch
-    operations in its place, where there are kernels.
+    candidates are the best of the first so many ids (0: of all). attention, selection and
+    operands choose between a kernel and the torch operations in its place, where there are
+    kernels.
     """
 
     tree: str = "hydra27"

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lumotree.decoder import Decoder, DecoderConfig, Run
-from lumotree.model.hybrid import PREFILL_CHUNK
 from lumotree.draft import mtp
 from lumotree.draft.plan import Proposal
 from lumotree.engine import Engine
-from lumotree.model.hybrid import HybridModel
+from lumotree.model.hybrid import PREFILL_CHUNK, HybridModel
 from lumotree.model.rows import PrefillRows, TreeRows
 from lumotree.model.runner import RowRunner
 from lumotree.request import Generation, SamplingParams
