@@ -24,10 +24,12 @@ CHOSEN, FOUND = 128, 256
 # Parts of a row's vocabulary at most: enough programs for one row, and 2048 groups. A part has
 # at least some tiles, of COLUMNS ids each.
 PARTS, MIN_TILES = 64, 4
+# Unions of groups at most, from which a row's bound is found: all are compared with all.
+UNIONS = 256
 # Logits of a program of `top_candidates`.
 BEST_BLOCK = 2048
 # Warps of the programs; they change no bit. BATCH: logits that a drawing program reads at once.
-SCAN_WARPS, DRAW_WARPS, BATCH = 8, 8, 4096
+SCAN_WARPS, DRAW_WARPS, BATCH = 4, 8, 4096
 WORDS = 12
 
 
@@ -150,6 +152,7 @@ class Selector:
         self.tiles = max(MIN_TILES, _padded(-(-tiles // PARTS)))
         self.parts = -(-tiles // self.tiles)
         groups = self.parts * kernels.COLUMNS.value
+        self.together = max(1, _padded(groups) // UNIONS)
 
         def table(values, dtype=torch.int32) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=device)
@@ -165,7 +168,8 @@ class Selector:
             above[row, list(path)] = 1
         self.ancestors = above.to(device)
         self.groups = empty(rows, groups)
-        self.chosen = empty(rows, CHOSEN)
+        self.unions = empty(rows, groups // self.together)
+        self.chosen = torch.zeros(rows, CHOSEN, dtype=torch.int32, device=device)
         self.values = empty(rows, FOUND, dtype=torch.float32)
         self.ids = empty(rows, FOUND)
         self.fallback = empty(rows)
@@ -193,13 +197,14 @@ class Selector:
         at the top) hold a valid id and are marked in `fallback`.
         """
         rows = len(self.tree)
-        shape = dict(TILES=self.tiles, enable_fp_fusion=False)
+        shape = dict(TILES=self.tiles, TOGETHER=self.together, enable_fp_fusion=False)
         seen = prompt_seen.view(torch.uint8)
         common = (block.words, counts, seen, self.paths, tokens)
         size = (self.vocab, self.live, logits.stride(0), self.parts, self.depth)
         kernels.scan_kernel[(self.parts, rows)](
             logits,
             self.groups,
+            self.unions,
             *common,
             *size,
             **shape,
@@ -209,6 +214,7 @@ class Selector:
         kernels.draw_kernel[(rows,)](
             logits,
             self.groups,
+            self.unions,
             *common,
             self.depths,
             length,
@@ -220,6 +226,7 @@ class Selector:
             *size,
             **shape,
             GROUPS=_padded(self.groups.shape[1]),
+            UNIONS=_padded(self.unions.shape[1]),
             CHOSEN=CHOSEN,
             FOUND=FOUND,
             BATCH=min(CHOSEN, max(1, BATCH // self.tiles)),

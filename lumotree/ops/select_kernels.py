@@ -5,8 +5,9 @@
 the device: parameters are read from a tensor, so that one captured graph serves every request.
 
 How a row's candidates are found without a sort: the vocabulary is dealt out in tiles of COLUMNS
-ids to parts, and a group is one column of a part. The k-th largest group maximum is a bound that
-at least k tokens reach, and rarely many more. Only groups that reach it are read again. Every
+ids to parts, and a group is one column of a part. The k-th largest maximum of some groups taken
+together is a bound that at least k tokens reach, and rarely many more. Only groups that reach it
+are read again. Every
 filter then works on values and on sums of integers, as sampling.py explains, so no order of
 candidates, and no order of programs, changes a bit. Launchers switch contraction off: penalties
 are rounded products, then differences.
@@ -148,6 +149,7 @@ def _penalise(
 def scan_kernel(
     logits_ptr,  # [rows, vocab], any float type
     group_ptr,  # int32 [rows, parts COLUMNS]: order of each group's largest processed value
+    union_ptr,  # int32 [rows, parts COLUMNS / TOGETHER]: the same of neighbouring groups
     words_ptr,  # int64 [12], a sampling block
     counts_ptr,  # int32 [vocab]
     seen_ptr,  # uint8 [vocab]
@@ -159,6 +161,7 @@ def scan_kernel(
     parts,
     depth,
     TILES: tl.constexpr,
+    TOGETHER: tl.constexpr,
     PATHS: tl.constexpr,  # the greatest depth, a power of two
     PDL: tl.constexpr,
 ):
@@ -182,30 +185,24 @@ def scan_kernel(
             tokens_ptr,
         )  # fmt: skip
     x = x * _real(words_ptr, SCALE).to(tl.float32)
-    order = _live(_order(x), ids, live)
-    to = group_ptr + (row * parts + part) * COLUMNS + tl.arange(0, COLUMNS)
-    tl.store(to, tl.max(order, 0))
+    group = tl.max(_live(_order(x), ids, live), 0)
+    tl.store(group_ptr + (row * parts + part) * COLUMNS + tl.arange(0, COLUMNS), group)
+    UNIONS: tl.constexpr = COLUMNS // TOGETHER
+    union = tl.max(tl.reshape(group, [UNIONS, TOGETHER]), 1)
+    tl.store(union_ptr + (row * parts + part) * UNIONS + tl.arange(0, UNIONS), union)
 
 
 @triton.jit
-def _kth(order, k):
-    """The k-th largest of int32 `order` (at most 2^15 of them): the largest bound that k reach.
-
-    Two bits a round, from the highest: the three counts of a round are summed in one word.
-    """
-    bound = tl.full([], LOWEST, tl.int64)
-    wide = order.to(tl.int64)
-    for i in range(16):
-        step = tl.full([], 1, tl.int64) << (30 - 2 * i)
-        one = (wide >= bound + step).to(tl.int64)
-        two = (wide >= bound + 2 * step).to(tl.int64)
-        three = (wide >= bound + 3 * step).to(tl.int64)
-        counts = tl.sum(one + (two << 16) + (three << 32), 0)
-        passed = ((counts & 0xFFFF) >= k).to(tl.int64)
-        passed += (((counts >> 16) & 0xFFFF) >= k).to(tl.int64)
-        passed += ((counts >> 32) >= k).to(tl.int64)
-        bound += passed * step
-    return bound.to(tl.int32)
+def _kth(order_ptr, entries, k, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """The k-th largest of int32 order[entries]: the least with fewer than k above it."""
+    entry = tl.arange(0, SIZE)
+    order = tl.load(order_ptr + entry, mask=entry < entries, other=LOWEST)
+    above = tl.zeros([SIZE], tl.int32)
+    for start in range(0, entries, BLOCK):
+        other = start + tl.arange(0, BLOCK)
+        their = tl.load(order_ptr + other, mask=other < entries, other=LOWEST)
+        above += tl.sum((their[None, :] > order[:, None]).to(tl.int32), 1)
+    return tl.min(tl.where(above < k, order, entry * 0 + HIGHEST), 0)
 
 
 @triton.jit
@@ -232,6 +229,7 @@ def _gumbel(start, position, ids):
 def draw_kernel(
     logits_ptr,
     group_ptr,
+    union_ptr,
     words_ptr,
     counts_ptr,
     seen_ptr,
@@ -239,7 +237,7 @@ def draw_kernel(
     tokens_ptr,
     depth_ptr,  # int32 [rows]
     length_ptr,  # integer [1]: materialised tokens; row i lies at length + depth[i]
-    chosen_ptr,  # int32 [rows, CHOSEN], scratch: groups to read again
+    chosen_ptr,  # int32 [rows, CHOSEN], scratch: groups to read again, valid from the start
     value_ptr,  # float32 [rows, FOUND], scratch: candidates
     id_ptr,  # int32 [rows, FOUND], scratch
     sampled_ptr,  # int32 [rows]
@@ -251,10 +249,12 @@ def draw_kernel(
     depth,
     TILES: tl.constexpr,
     GROUPS: tl.constexpr,  # parts COLUMNS, padded to a power of two
+    UNIONS: tl.constexpr,  # unions of groups, padded likewise
+    TOGETHER: tl.constexpr,
     CHOSEN: tl.constexpr,
     FOUND: tl.constexpr,
     BATCH: tl.constexpr,  # groups read at once
-    BLOCK: tl.constexpr,  # candidates compared with all others at once
+    BLOCK: tl.constexpr,  # compared with all others at once
     PDL: tl.constexpr,
 ):
     """One program: the token that one row emits."""
@@ -268,11 +268,13 @@ def draw_kernel(
     group = tl.arange(0, GROUPS)
     groups = parts * COLUMNS
     order = tl.load(group_ptr + row * groups + group, mask=group < groups, other=LOWEST)
-    bound = _kth(order, k)
-    reached = order >= bound
+    unions = groups // TOGETHER
+    bound = _kth(union_ptr + row * unions, unions, k, UNIONS, BLOCK)
+    reached = (order >= bound) & (order > LOWEST)
     place = tl.cumsum(reached.to(tl.int32), 0) - 1
-    chosen = tl.sum(reached.to(tl.int32), 0)
-    broken = (tl.max(order, 0) == HIGHEST) | (chosen > CHOSEN)
+    # A group with a NaN counts as more than there is room for.
+    chosen = tl.sum(reached.to(tl.int32) + (order == HIGHEST).to(tl.int32) * CHOSEN, 0)
+    broken = chosen > CHOSEN
     tl.store(chosen_ptr + row * CHOSEN + place, group, mask=reached & (place < CHOSEN))
     tl.debug_barrier()
 

@@ -21,7 +21,7 @@ from lumotree.ops.reference import DeltaGates, Norm, gated_rms_norm  # noqa: E40
 from lumotree.tree import tree_from_name  # noqa: E402
 
 EPS = 1e-6
-TREE = "-1,0,0,1,1,3,5"
+TREE = "-1,0,0,1,3"
 # What the device's own exp, rsqrt and order of sums may change, before a bfloat16 rounding.
 NEAR = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 NAMES = ("query", "key", "value", "decay", "beta", "overlap")
@@ -31,7 +31,7 @@ DEVICE = torch.device("cpu")
 class Layer:
     """Random weights and inputs of one GDN layer; values wide enough to reach every branch."""
 
-    def __init__(self, dtype, key_heads=2, heads=4, dk=32, dv=16, width=4, rows=7):
+    def __init__(self, dtype, key_heads=2, heads=3, dk=32, dv=16, width=4, rows=5):
         torch.manual_seed(rows)
         self.key_heads, self.heads, self.dk, self.dv, self.width = key_heads, heads, dk, dv, width
         self.dtype, self.scale = dtype, dk**-0.5
@@ -89,7 +89,7 @@ def close(found: Operands, wanted: Operands, near: float) -> None:
 
 
 def rows():
-    for dtype, width, rows in ((torch.float32, 4, 7), (torch.bfloat16, 2, 9)):
+    for dtype, width, rows in ((torch.float32, 4, 5), (torch.bfloat16, 2, 7)):
         layer = Layer(dtype, width=width, rows=rows)
         gather = gather_of(TREE, width)
         found, record = layer.prepare(gather)
@@ -100,7 +100,7 @@ def rows():
 def rows_alone():
     """A row has the same bits in a tree and in a chain that is its own path."""
     layer, alone = Layer(torch.bfloat16), Layer(torch.bfloat16)
-    path = tree_from_name(TREE).root_paths[6]
+    path = tree_from_name(TREE).root_paths[4]
     alone.projected[: len(path)] = layer.projected[list(path)]
     found, _ = layer.prepare(gather_of(TREE, 4))
     chain, _ = alone.prepare(gather_of(f"chain-{len(path) - 1}", 4))
@@ -110,7 +110,7 @@ def rows_alone():
 
 
 def run():
-    for dtype, tokens in itertools.product(NEAR, (1, 2, 19)):
+    for dtype, tokens in itertools.product(NEAR, (2, 19)):
         near = NEAR[dtype]
         layer = Layer(dtype, rows=tokens + 1)
         gather = torch.arange(tokens)[:, None] + torch.arange(4)
@@ -125,7 +125,7 @@ def run():
 
 
 def finish():
-    for dtype, (count, padded) in itertools.product(NEAR, ((5, 8), (1, 1), (130, 131))):
+    for dtype, (count, padded) in itertools.product(NEAR, ((5, 8), (130, 131))):
         near = NEAR[dtype]
         layer = Layer(dtype, rows=padded)
         read = torch.randn(count, layer.heads, layer.dv, device=DEVICE)
