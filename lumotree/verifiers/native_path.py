@@ -23,9 +23,9 @@ class NativePath(Verifier):
     exact = True
 
     def __init__(
-        self, tree: TreeDescriptor, geometry: Geometry, device: torch.device, launch=None
+        self, tree: TreeDescriptor, geometry: Geometry, device: torch.device, *options, launch=None
     ) -> None:
-        super().__init__(tree, geometry, device)
+        super().__init__(tree, geometry, device, *options)
         g = geometry
         self.states = self.buffer("node states", (g.layers, self.rows, g.heads, g.dk, g.dv))
         self.kernels = None
