@@ -11,6 +11,7 @@ import httpx
 
 from lumotree.errors import LumoTreeError
 from replay.agent.loop import Answer, Body
+from replay.proxy.answer import joined
 
 CONNECT_S = 5.0
 # What a stream's options add to a request; recorded bodies do not have it.
@@ -53,7 +54,7 @@ class ChatClient:
             raise OutOfTime
         timeout = httpx.Timeout(left if left < 1e6 else None, connect=CONNECT_S)
         address = f"{self.url}/v1/chat/completions"
-        reply = _Reply(began)
+        stream: list[tuple[float, dict[str, Any]]] = []
         try:
             with self._client.stream(
                 "POST", address, json={**body, **STREAM}, timeout=timeout
@@ -65,7 +66,7 @@ class ChatClient:
                         answer.status_code,
                     )
                 for event in events(answer.iter_lines()):
-                    reply.take(event)
+                    stream.append((time.monotonic() - began, event))
                     if time.monotonic() > self.deadline:
                         raise OutOfTime
         except httpx.TimeoutException:
@@ -74,69 +75,30 @@ class ChatClient:
             raise EndpointError(f"no answer from {address} in time") from None
         except httpx.HTTPError as error:
             raise EndpointError(f"{address}: {type(error).__name__}: {error}") from None
-        return reply.answer()
+        return read_reply(stream)
 
 
-class _Reply:
-    """Puts a message together from the pieces of a stream."""
-
-    def __init__(self, began: float) -> None:
-        self._began = began
-        self._first: float | None = None
-        self._last = began
-        self._content: list[str] = []
-        self._reasoning: list[str] = []
-        self._calls: dict[int, dict[str, Any]] = {}
-        self._finish: str | None = None
-        self._usage: dict[str, Any] = {}
-
-    def take(self, event: dict[str, Any]) -> None:
-        """Raises EndpointError when the event is an error or has no shape of a chunk."""
-        if "error" in event:
-            error = event["error"]
-            words = error.get("message") if isinstance(error, dict) else error
-            raise EndpointError(f"the server reported an error: {words}")
-        now = time.monotonic()
-        try:
-            if event.get("usage"):
-                self._usage = dict(event["usage"])
-            for choice in event.get("choices") or []:
-                delta = choice.get("delta") or {}
-                pieces = (delta.get("content"), delta.get("reasoning_content"))
-                calls = delta.get("tool_calls") or []
-                if any(pieces) or calls:
-                    self._first = self._first or now
-                    self._last = now
-                self._content.append(pieces[0] or "")
-                self._reasoning.append(pieces[1] or "")
-                for call in calls:
-                    self._call(call)
-                self._finish = choice.get("finish_reason") or self._finish
-        except (AttributeError, KeyError, TypeError, ValueError):
-            raise EndpointError(f"malformed chunk: {str(event)[:200]}") from None
-
-    def _call(self, piece: dict[str, Any]) -> None:
-        index = int(piece.get("index", len(self._calls)))
-        call = self._calls.setdefault(
-            index, {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
-        )
-        call["id"] = piece.get("id") or call["id"]
-        function = piece.get("function") or {}
-        call["function"]["name"] += function.get("name") or ""
-        call["function"]["arguments"] += function.get("arguments") or ""
-
-    def answer(self) -> Answer:
-        if self._finish is None and not self._usage:
-            raise EndpointError("the stream ended without a finish reason")
-        message: dict[str, Any] = {"role": "assistant", "content": "".join(self._content)}
-        if reasoning := "".join(self._reasoning):
-            message["reasoning_content"] = reasoning
-        if self._calls:
-            message["tool_calls"] = [self._calls[index] for index in sorted(self._calls)]
-        first = self._first or self._last
-        return Answer(
-            message, self._finish, self._usage, first - self._began, self._last - self._began
-        )
+def read_reply(stream: list[tuple[float, dict[str, Any]]]) -> Answer:
+    """The answer of a whole stream of (seconds since the request, chunk). Raises EndpointError."""
+    found = joined(stream)
+    if "error" in found:
+        error = found["error"]
+        words = error.get("message") if isinstance(error, dict) else error
+        raise EndpointError(f"the server reported an error: {words}")
+    if "finish_reason" not in found and "usage" not in found:
+        raise EndpointError("the stream ended without a finish reason")
+    message = found["message"]
+    for call in message.get("tool_calls", ()):
+        call.setdefault("id", "")
+        call.setdefault("type", "function")
+    ended = stream[-1][0]
+    return Answer(
+        message,
+        found.get("finish_reason"),
+        found.get("usage", {}),
+        found.get("first_text_s", ended),
+        ended,
+    )
 
 
 def events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:

@@ -8,6 +8,7 @@ difference is worth something only when nobody else asked in between: that is ch
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import httpx
 
 TIMEOUT_S = 10.0
+SETTLE_S = 2.0
 SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{.*\})?\s+([-+0-9.eEnaifNIF]+)(?:\s+\d+)?")
 PREFIXES = ("lumotree:", "vllm:", "sglang:")
 # Under each field the names it has with one server or another; labels are summed over.
@@ -94,6 +96,16 @@ def scrape(url: str) -> Counters | None:
     except httpx.HTTPError:
         return None
     return parse(answer.text) if answer.status_code == 200 else None
+
+
+def settled(url: str) -> Counters | None:
+    """A scrape once no request is under way, which a server is given a moment to reach."""
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        found = scrape(url)
+        if found is None or not found.outstanding or time.monotonic() > deadline:
+            return found
+        time.sleep(0.05)
 
 
 def difference(before: Counters, after: Counters) -> Difference:

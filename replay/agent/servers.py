@@ -18,6 +18,7 @@ from arms.spec import IN_PROCESS, parse_arm
 from lumotree.errors import ArmError
 from replay.agent.scripted import NAME as SCRIPTED
 from replay.agent.scripted import ScriptedEndpoint, idle_script, task_scripts
+from replay.agent.supervise import end_with_parent
 from replay.agent.tasks import Task
 
 IDLE = "idle"
@@ -70,7 +71,13 @@ class LumoTreeServer:
         with self._log.open("ab") as log:
             start = log.tell()
             self._process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                # A study that is killed leaves no server behind.
+                preexec_fn=lambda: end_with_parent(signal.SIGTERM),
             )
         while time.monotonic() - began < START_S:
             told = self._log.read_bytes()[start:]

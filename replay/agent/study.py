@@ -16,7 +16,14 @@ from typing import Any, Protocol
 
 from lumotree.errors import ArmError
 from replay.agent import counters
-from replay.agent.attempt import Attempt, Budget, attempt, external_attempt
+from replay.agent.attempt import (
+    STEPS,
+    SUBMITTED,
+    Attempt,
+    Budget,
+    attempt,
+    external_attempt,
+)
 from replay.agent.client import ChatClient
 from replay.agent.grading import Grader
 from replay.agent.loop import Exchange
@@ -246,6 +253,7 @@ class _Boundaries:
         self._arm, self._known, self._parallel = arm, known, parallel
         self._previous: counters.Counters | None = None
         self._begin: counters.Counters | None = None
+        self._lock = threading.Lock()
         self._sent: int | None = 0
         self._tokens: int | None = 0
 
@@ -256,7 +264,7 @@ class _Boundaries:
     def __exit__(self, *exc: object) -> None:
         if self._parallel == 1 or self._begin is None:
             return
-        end = counters.scrape(self._arm.url)
+        end = counters.settled(self._arm.url)
         if end is not None:
             # One entry per start of the server: a resumed study has several.
             part = _compare(None, self._begin, end, self._sent, self._tokens)
@@ -269,14 +277,15 @@ class _Boundaries:
         """The differences of one task and what is wrong with them; None without counters."""
         sent = len(made.exchanges) or None
         tokens = made.completion_tokens if made.exchanges else None
-        if made.exit_status != "Submitted" and made.exit_status != "LimitsExceeded":
+        if made.exit_status not in (SUBMITTED, STEPS):
             # A request that broke off is counted by some servers and not by others.
             sent = tokens = None
-        self._sent = None if None in (sent, self._sent) else self._sent + sent
-        self._tokens = None if None in (tokens, self._tokens) else self._tokens + tokens
+        with self._lock:
+            self._sent = None if None in (sent, self._sent) else self._sent + sent
+            self._tokens = None if None in (tokens, self._tokens) else self._tokens + tokens
         if before is None:
             return None
-        after = counters.scrape(self._arm.url)
+        after = counters.settled(self._arm.url)
         if after is None:
             return None
         seen = _compare(self._previous, before, after, sent, tokens)

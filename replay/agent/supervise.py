@@ -6,10 +6,12 @@ root; the watch acts on the whole tree of processes, and says what it did.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import selectors
 import signal
 import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +21,8 @@ from pathlib import Path
 POLL_S = 0.05
 WATCH_S = 0.15
 CHUNK = 1 << 16
+PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 # Of long output the beginning and the end are kept, each as much as this.
 KEEP_BYTES = 1 << 20
 PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20 if hasattr(os, "sysconf") else 4096 / 2**20
@@ -72,7 +76,7 @@ def supervise(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=(lambda: os.dup2(report[1], 3)) if report else None,
+            preexec_fn=lambda: _in_child(report[1] if report else None),
             pass_fds=(3, report[1]) if report else (),
         )
     finally:
@@ -90,6 +94,18 @@ def supervise(
     return Ended(
         process.returncode, watch.output(), watch.fault, time.monotonic() - began, left or None
     )
+
+
+def _in_child(report: int | None) -> None:
+    end_with_parent(signal.SIGKILL)
+    if report is not None:
+        os.dup2(report, 3)
+
+
+def end_with_parent(sign: int) -> None:
+    """For a new process: have the kernel send it a signal when its parent is gone, on Linux."""
+    if sys.platform == "linux":
+        _LIBC.prctl(PR_SET_PDEATHSIG, sign)
 
 
 class _Watch:

@@ -102,7 +102,7 @@ def test_a_message_is_put_together_from_its_pieces(server: FakeServer) -> None:
         ),
         (200, b"data: nonsense\n\n", "malformed stream line"),
         (200, b"data: [1]\n\n", "malformed stream line"),
-        (200, b'data: {"choices": [3]}\n\n', "malformed chunk"),
+        (200, b'data: {"choices": [3]}\n\n', "ended without a finish reason"),
         (200, b"", "ended without a finish reason"),
     ],
 )

@@ -186,6 +186,23 @@ def test_no_end_is_made_one(sandbox: Sandbox, place: Place) -> None:
     assert time.monotonic() - began < 10 and not _running("46.5")
 
 
+def test_a_killed_caller_leaves_no_command_behind(sandbox: Sandbox, place: Place) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from replay.agent.sandbox import Place, Sandbox\n"
+        "from replay.agent.supervise import Limits\n"
+        "place = Place(Path(sys.argv[2]))\n"
+        "Sandbox(sys.argv[1]).run('echo on > begun; sleep 49.5', place, Limits())"
+    )
+    caller = subprocess.Popen([sys.executable, "-c", code, sandbox.kind, place.workspace])
+    while not (place.workspace / "begun").exists():
+        assert caller.poll() is None
+        time.sleep(0.02)
+    caller.kill()
+    caller.wait()
+    assert not _running("49.5")
+
+
 def _running(mark: str) -> list[int]:
     """Processes whose command line has the mark; allows the kernel a moment to end them."""
     for _ in range(20):

@@ -1,7 +1,7 @@
 # Builds a root for contained commands inside fresh namespaces, enters it and gives up every right.
 # bash setup.sh ROOT WORKSPACE SEEN-AS UID [READ-ONLY SEEN-AS]... -- COMMAND...
 set -eu
-path=$PATH
+given=$PATH
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
 root=$1 workspace=$2 seen=$3 uid=$4
 shift 4
@@ -51,4 +51,4 @@ cd "$seen"
 # A second user namespace: mounts of the first are out of its reach. Whoever is not root in it
 # loses every capability with the next program; no_new_privs keeps it so.
 exec unshare --user --map-user="$uid" --map-group="$uid" -- \
-  setpriv --no-new-privs -- env PATH="$path" "$@"
+  setpriv --no-new-privs -- env PATH="$given" "$@"
