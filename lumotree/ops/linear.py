@@ -17,7 +17,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from lumotree.ops.linear_hopper import hopper_kernel
+from lumotree.ops.linear_hopper import hopper_kernel, stream_kernel
 from lumotree.ops.linear_kernels import (
     add_norm_kernel,
     linear_kernel,
@@ -40,7 +40,8 @@ class Block:
 
     splits shares of K decide the bits, all else only speed. stages: tiles in flight at 32 rows;
     ahead: how many steps before its end the kernel behind may begin (-1: at once, None: only
-    when this one has ended); hopper: by linear_hopper where it can run.
+    when this one has ended); hopper: by linear_hopper where it can run; stream: there, with all
+    steps shared evenly among the multiprocessors, which decides the bits too.
     """
 
     n: int
@@ -50,6 +51,7 @@ class Block:
     warps: int = 4
     tma: bool = True
     hopper: bool = False
+    stream: bool = False
     ahead: int | None = 0
 
 
@@ -145,8 +147,22 @@ def _stages(block: Block, tall: int, halves: int) -> int:
     return max(2, min(block.stages, block.stages * (weight + 32) // (weight + tall)))
 
 
+# Of stream_kernel, by device and address of the weight: zero whenever no kernel runs.
+_FLAGS: dict[tuple[torch.device, int], Tensor] = {}
+
+
+def _flags(weight: Tensor) -> Tensor:
+    key = (weight.device, weight.data_ptr())
+    if key not in _FLAGS:
+        programs = Limits.of(weight.device).processors
+        _FLAGS[key] = torch.zeros(programs, dtype=torch.int32, device=weight.device)
+    return _FLAGS[key]
+
+
 def _launch(x: Tensor, weight: Tensor, out: Tensor, block: Block, halves: int) -> None:
     """out = the product of x and the weight, or of its halves by `swiglu`."""
+    if block.tma and not _aligned(x):
+        x = x.clone(memory_format=torch.contiguous_format)
     rows, width = x.shape
     n, tall = weight.shape[0] // halves, _row_block(rows)
     grid = (triton.cdiv(n, block.n), block.splits)
@@ -157,16 +173,26 @@ def _launch(x: Tensor, weight: Tensor, out: Tensor, block: Block, halves: int) -
         options["launch_pdl"] = True
     x_view = (x, [rows, width], [x.stride(0), 1], [tall, block.k])
     w_view = (weight, list(weight.shape), [width, 1], [block.n, block.k])
-    if block.hopper and aligned and x.dtype == torch.bfloat16 and _hopper(x.device):
-        layouts = (
-            gl.NVMMASharedLayout.get_default_for(v[3], gl.bfloat16) for v in (x_view, w_view)
-        )
-        hopper_kernel[grid](
-            *(HopperDescriptor(*v, la) for v, la in zip((x_view, w_view), layouts, strict=True)),
-            out, rows, n, width, block.splits, HALVES=halves,
-            STAGES=_stages(block, tall, halves),
-            AHEAD=block.ahead or 0, **options,
-        )  # fmt: skip
+    special = (block.hopper or block.stream) and x.dtype == torch.bfloat16
+    if special and aligned and _hopper(x.device):
+        views = [
+            HopperDescriptor(*v, gl.NVMMASharedLayout.get_default_for(v[3], gl.bfloat16))
+            for v in (x_view, w_view)
+        ]
+        options |= dict(HALVES=halves, STAGES=_stages(block, tall, halves))
+        if block.stream:
+            steps = grid[0] * triton.cdiv(width, block.k)
+            programs = min(steps, Limits.of(x.device).processors)
+            partial = torch.empty(
+                (programs, halves, tall, block.n), dtype=torch.float32, device=x.device
+            )
+            stream_kernel[(programs,)](
+                *views, out, partial, _flags(weight), rows, n, width, **options
+            )
+        else:
+            hopper_kernel[grid](
+                *views, out, rows, n, width, block.splits, AHEAD=block.ahead or 0, **options
+            )
         return
     sources = (x, weight)
     if block.tma and aligned:

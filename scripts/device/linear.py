@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict, replace
 from functools import partial
@@ -45,54 +47,55 @@ SPLIT = ("out", "down", "fc")
 LAYERS = 64
 ROWS = (32, 16)
 BFLOAT = torch.bfloat16
+WATCH: list[Watch] = []
 
 
 def wide_blocks() -> list[Block]:
     """One share of K."""
-    hopper = [
+    even = [
+        Block(128, 128, stages=5, warps=8),
+        Block(128, 128, stages=4, warps=8),
+        Block(64, 128, stages=8),
+        Block(64, 128, stages=5),
+        Block(64, 128, stages=4),
+        Block(128, 64, stages=10),
+        Block(128, 64, stages=10, warps=8),
         Block(128, 64, stages=5),
-        Block(128, 64, stages=8),
-        Block(128, 128, stages=2, warps=8),
+        Block(64, 64, stages=8),
+    ]
+    early = [
+        Block(128, 128, stages=5, warps=8),
         Block(128, 128, stages=4, warps=8),
         Block(64, 128, stages=4),
-        Block(64, 64, stages=8),
-        Block(64, 64, stages=5),
-        Block(64, 128, stages=2),
+        Block(128, 64, stages=10),
     ]
     plain = [
         Block(128, 64, stages=5),
         Block(128, 128, stages=4, warps=8),
-        Block(128, 128, stages=3, warps=8),
         Block(64, 128, stages=4),
-        Block(64, 128, stages=6),
-        Block(64, 64, stages=5),
     ]
-    return modes(hopper, plain)
+    return modes(even, early, plain)
 
 
-def modes(hopper: list[Block], plain: list[Block]) -> list[Block]:
-    """With the kernel behind beginning early, late and not before the end."""
-    found = [replace(b, hopper=True, ahead=a) for b in hopper for a in (-1, 6, 0)]
-    return found + [replace(b, ahead=a) for b in plain for a in (0, None)]
+def modes(even: list[Block], early: list[Block], plain: list[Block]) -> list[Block]:
+    found = [replace(b, stream=True) for b in even]
+    found += [replace(b, hopper=True, ahead=a) for b in early for a in (-1, 0)]
+    return found + [replace(b, ahead=0) for b in plain]
 
 
 def swiglu_blocks() -> list[Block]:
-    hopper = [
-        Block(128, 64, stages=3, warps=8),
-        Block(128, 64, stages=3),
+    even = [
+        Block(64, 128, stages=5),
+        Block(64, 128, stages=4),
+        Block(64, 128, stages=3),
+        Block(64, 64, stages=10),
+        Block(64, 64, stages=8),
+        Block(64, 64, stages=5),
         Block(128, 64, stages=5, warps=8),
-        Block(64, 64, stages=3),
-        Block(64, 64, stages=5),
-        Block(64, 128, stages=2),
-        Block(128, 32, stages=6, warps=8),
+        Block(128, 64, stages=4, warps=8),
     ]
-    plain = [
-        Block(128, 64, stages=3, warps=8),
-        Block(64, 64, stages=3),
-        Block(64, 64, stages=5),
-        Block(64, 128, stages=2),
-    ]
-    return modes(hopper, plain)
+    plain = [Block(64, 64, stages=3)]
+    return modes(even, plain, plain)
 
 
 def blocks_of(name: str) -> list[Block]:
@@ -100,8 +103,11 @@ def blocks_of(name: str) -> list[Block]:
         return swiglu_blocks()
     if name not in SPLIT:
         return wide_blocks()
-    choices = {128: (3, 4), 64: (3, 2)}
-    return [replace(b, splits=s) for b in wide_blocks() for s in choices[b.n]]
+    found = []
+    for block in wide_blocks():
+        choices = (1,) if block.stream else (3, 2) if block.n == 64 else (3,)
+        found += [replace(block, splits=s) for s in choices]
+    return found
 
 
 def run(name: str, x: torch.Tensor, weight: torch.Tensor, block: Block) -> torch.Tensor:
@@ -130,10 +136,25 @@ def warm(part: int, parts: int, device: torch.device) -> None:
 def ended(child: subprocess.Popen) -> bool:
     """Whether a compiling child came through; one that hangs is ended."""
     try:
-        return child.wait(60) == 0
+        return child.wait(20) == 0
     except subprocess.TimeoutExpired:
         child.kill()
         return False
+
+
+class Watch:
+    """Ends the process when nothing has been timed for a while: a kernel hangs."""
+
+    def __init__(self, seconds: float = 25) -> None:
+        self.seconds = seconds
+        self.last = time.time()
+        threading.Thread(target=self._look, daemon=True).start()
+
+    def _look(self) -> None:
+        while time.time() - self.last < self.seconds:
+            time.sleep(1)
+        print("nothing timed for too long: a kernel hangs", flush=True)
+        os._exit(3)
 
 
 def captured(step) -> torch.cuda.CUDAGraph:
@@ -157,6 +178,8 @@ def timed(step, replays: int = 50) -> tuple[float, float, float]:
     graph = captured(step)
     for _ in range(3):
         graph.replay()
+    if WATCH:
+        WATCH[0].last = time.time()
     marks = []
     for _ in range(replays):
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -371,6 +394,7 @@ def main() -> None:
     model = Model(device)
     torch.cuda.synchronize()
     print(f"weights: {time.time() - began:.0f} s")
+    WATCH.append(Watch())
     sound = all([ended(child) for child in children])
     print(f"compiled: {time.time() - began:.0f} s")
     result: dict = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
@@ -402,7 +426,7 @@ def main() -> None:
     for name in SHAPES:
         entries = []
         for block in blocks_of(name):
-            if block.hopper and not sound:
+            if (block.hopper or block.stream) and not sound:
                 continue
             if left() < (80 if name == "fc" else 60):
                 break
@@ -419,9 +443,10 @@ def main() -> None:
         print(f"{name} cublas {library} {time.time() - began:.0f} s")
         for e in good + [e for e in entries if "error" in e]:
             b = e["block"]
+            kind = "stream" if b["stream"] else "hopper" if b["hopper"] else "plain"
             print(f"  {e.get('tb_s_32')} {e.get('tb_s_16')} {b['n']}x{b['k']} s{b['splits']} "
-                  f"st{b['stages']} w{b['warps']} {'hopper' if b['hopper'] else 'plain'} "
-                  f"ahead {b['ahead']} {e.get('error', '')}")  # fmt: skip
+                  f"st{b['stages']} w{b['warps']} {kind} ahead {b['ahead']} "
+                  f"{e.get('error', '')}")  # fmt: skip
         sweep += entries
         keep(sweep=sweep)
         ranked[name] = [Block(**e["block"]) for e in good] or blocks_of(name)[:1]
@@ -441,14 +466,14 @@ def main() -> None:
     except Exception as error:
         print("add_norm", error)
     for name, order in ranked.items():
-        seen: dict[int, torch.Tensor] = {}
+        seen: dict[tuple, torch.Tensor] = {}
         x = model.rows(28, SHAPES[name][1])
         other = [
             block
             for block in order
             if not torch.equal(
                 got := run(name, x, model.copies[name][0], block),
-                seen.setdefault(block.splits, got),
+                seen.setdefault((block.splits, block.stream, block.n, block.k), got),
             )
         ]
         checks[name]["other_bits"] = [asdict(b) for b in other]
@@ -472,19 +497,29 @@ def main() -> None:
         return whole[0]
 
     chain("fastest alone", best, 32)
-    variants = {}
-    for word, hopper, ahead in (
-        ("hopper early", True, -1),
-        ("hopper 6", True, 6),
-        ("hopper late", True, 0),
-        ("plain late", False, 0),
-        ("plain", False, None),
-    ):
-        fit = {
-            name: next((b for b in order if b.hopper == hopper and b.ahead == ahead), None)
-            for name, order in ranked.items()
+    late = {name: replace(Block(64, 128), ahead=0) for name in best}
+    late["gate_up"] = Block(64, 64, stages=3, ahead=0)
+    late["head"] = Block(128, 64, stages=5, ahead=0)
+    for name in SPLIT:
+        late[name] = Block(128, 128, splits=3, stages=4, warps=8, ahead=0)
+
+    def fastest(fits) -> dict[str, Block]:
+        return {
+            name: next((b for b in order if fits(b)), best[name]) for name, order in ranked.items()
         }
-        variants[word] = {n: b or best[n] for n, b in fit.items()}
+
+    variants = {
+        "plain late": late,
+        "stream": fastest(lambda b: b.stream),
+        "stream, shares": fastest(lambda b: b.stream or (b.hopper and b.splits > 1)),
+        "hopper, stream gate_up": fastest(
+            lambda b: (b.hopper and b.ahead == -1) or (b.stream and b.n == 64)
+        ),
+        "large stream": fastest(lambda b: b.stream and b.stages * b.n * b.k >= 5 * 64 * 128),
+    }
+    variants["hopper, stream gate_up"]["gate_up"] = variants["stream"]["gate_up"]
+    for name in ("gdn_in", "attention_in", "gate_up", "head"):
+        variants[f"late, stream {name}"] = {**late, name: variants["stream"][name]}
     times = {word: chain(word, blocks, 32) for word, blocks in variants.items()}
     current = dict(variants[min(times, key=times.get)])
     now = min(times.values())

@@ -72,11 +72,14 @@ def close(got, want, dtype, roundings=1):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", TYPES, ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("case", CASES, ids=lambda c: "x".join(map(str, c)))
-@pytest.mark.parametrize("kind", [{"tma": True}, {"tma": False}, {"hopper": True}], ids=str)
+@pytest.mark.parametrize(
+    "kind", [{"tma": True}, {"tma": False}, {"hopper": True}, {"stream": True}], ids=str
+)
 def test_products_meet_their_definitions(device, dtype, case, kind):
-    if device == "cpu" and "hopper" in kind:
-        pytest.skip("Hopper's own kernel is not interpreted")
+    if device == "cpu" and not kind.keys() & {"tma"}:
+        pytest.skip("Hopper's own kernels are not interpreted")
     rows, n, k, splits = case
+    splits = 1 if "stream" in kind else splits
     block = replace(BLOCK, splits=splits, **kind)
     x, weight = draw((rows, k), dtype, device, 0), draw((n, k), dtype, device, 1, k**-0.5)
     packed = ops.pack(weight)
@@ -142,8 +145,8 @@ def test_ways_to_run_a_block_have_the_same_bits(device, ahead):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("splits", [1, 3])
-def test_a_rows_bits_depend_on_nothing_else(device, splits):
+@pytest.mark.parametrize("kind", [{}, {"splits": 3}, {"stream": True}], ids=str)
+def test_a_rows_bits_depend_on_nothing_else(device, kind):
     """Neither on the row count, nor its index, nor NaN in its neighbours.
 
     In the interpreter BLAS multiplies, whose bits do depend on the padded row count: there only
@@ -151,7 +154,7 @@ def test_a_rows_bits_depend_on_nothing_else(device, splits):
     """
     dtype = torch.bfloat16
     most, fewer = (16, (1, 11)) if device == "cpu" else (128, (1, 2, 16, 17, 28, 33, 64, 65))
-    block = replace(BLOCK, splits=splits, hopper=True)
+    block = replace(BLOCK, hopper=True, **kind)
     x, weight = draw((most, 160), dtype, device, 0), draw((80, 160), dtype, device, 1)
     residual = draw((most, 80), dtype, device, 2)
     norm = reference.Norm.of(torch.ones(80, device=device), 1e-6)
@@ -159,7 +162,7 @@ def test_a_rows_bits_depend_on_nothing_else(device, splits):
     def outputs(x, residual):
         found = [ops.linear(x, weight, block=block)]
         found += ops.linear_add_norm(residual, x, weight, norm, block)
-        return found + ([ops.linear_swiglu(x, weight, block)] if splits == 1 else [])
+        return found + ([ops.linear_swiglu(x, weight, block)] if block.splits == 1 else [])
 
     full = outputs(x, residual)
     for rows in fewer:
