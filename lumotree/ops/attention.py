@@ -38,9 +38,9 @@ class Launch:
     chunk, block: keys of a partial result and of a step of its online softmax. tile, warps,
     stages: queries, warps and loads in flight of a prefix program; 16 queries a warp keep the
     instruction shape, so a wider tile changes no bit. row_tile, row_warps, row_stages: the same
-    for a row's tail. walk: most rows that walk their last chunk on their own. tma: blocks are
-    loaded through tensor descriptors. early: kernels may start before the one in front ends
-    (programmatic dependent launch).
+    for a row's tail. walk: programs up to which rows walk their last chunk on their own (the
+    multiprocessors of the device). tma: blocks are loaded through tensor descriptors. early:
+    kernels may start before the one in front ends (programmatic dependent launch).
     """
 
     chunk: int = 512
@@ -51,7 +51,7 @@ class Launch:
     row_tile: int = 64
     row_warps: int = 4
     row_stages: int = 2
-    walk: int = 8
+    walk: int = 132
     tma: bool = False
     early: bool = False
 
@@ -67,11 +67,12 @@ def choose(head_dim: int, queries: int, dtype: torch.dtype, device: torch.device
 
     Stages go first when shared memory is short, then the block.
     """
-    limit, new = SHARED_BYTES, False
+    launch, limit = Launch(stages=3), SHARED_BYTES
     if device.type == "cuda":
-        limit = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-        new = torch.cuda.get_device_capability(device)[0] >= 9
-    launch = Launch(stages=3, early=new, tma=new)
+        properties = torch.cuda.get_device_properties(device)
+        limit, new = properties.shared_memory_per_block_optin, properties.major >= 9
+        many = properties.multi_processor_count
+        launch = replace(launch, walk=many, early=new, tma=new)
     while launch.shared_bytes(head_dim, dtype.itemsize) > limit and launch.block > 16:
         if launch.stages > 1:
             stages = launch.stages - 1
@@ -108,8 +109,6 @@ class TreeAttention:
         self.count, self.padded = len(tree), padded
         self.queries = self.count * self.group
         self.launch = launch or choose(head_dim, self.queries, dtype, device)
-        # Few rows walk their last chunk beside the prefix, many resume what it left of it.
-        self.walk = self.count <= self.launch.walk and self.queries <= self.launch.tile
         if self.group > self.launch.row_tile:
             raise LumoTreeError(
                 f"attention kernels take {self.launch.row_tile} query heads a key head,"
@@ -195,10 +194,21 @@ class TreeAttention:
         Padding rows get zeros. Takes what `prepare` took and returned.
         """
         partials = self.partials(chunks)
-        self.attend_prefix(q, keys, values, length, partials, first)
-        if not self.walk:
-            self.attend_tail(q, keys, values, length, partials, first)
-        return self.combine(projected, length, partials)
+        walk = self.walks(chunks)
+        self.attend_prefix(q, keys, values, length, partials, first, walk)
+        if walk:
+            return self.combine(projected, length, partials)
+        return self.attend_tail(q, projected, keys, values, length, partials, first)
+
+    def walks(self, chunks: int) -> bool:
+        """Whether rows walk their last chunk beside the prefix, or resume what it left of it.
+
+        The bits are the same; walking saves a launch where its programs find room.
+        """
+        programs = self.kv_heads * (chunks - 1 + self.count)
+        return self.queries <= self.launch.tile and (
+            self.count == 1 or programs <= self.launch.walk
+        )
 
     def partials(self, chunks: int) -> tuple[Tensor, Tensor]:
         """Room for the partial results: stats [2, chunks, kv_heads, queries] and sums [..., d]."""
@@ -214,16 +224,18 @@ class TreeAttention:
         length: Tensor,
         partials: tuple[Tensor, Tensor],
         first: int,
+        walk: bool,
     ) -> None:
-        """The full blocks of the prefix into `partials`, all rows at once; few rows to the end."""
+        """The full blocks of the prefix into `partials`; with `walk` all that a row sees."""
         stats, sums = partials
         launch, chunks = self.launch, sums.shape[0]
-        tiles, rows = -(-self.queries // launch.tile), self.count if self.walk else 0
+        tiles, rows = -(-self.queries // launch.tile), self.count if walk else 0
         tma = launch.tma and first == 0
         blocks = (keys, values)
         if tma:
+            flat = [x.view(-1, self.head_dim) for x in blocks]
             shape = [launch.block, self.head_dim]
-            blocks = [TensorDescriptor.from_tensor(x.view(-1, self.head_dim), shape) for x in blocks]
+            blocks = [TensorDescriptor.from_tensor(x, shape) for x in flat]
         prefix_kernel[(tiles, self.kv_heads, rows + chunks)](
             q,
             keys,
@@ -246,7 +258,7 @@ class TreeAttention:
             CHUNK=launch.chunk,
             STAGES=launch.stages,
             ROW_STAGES=launch.row_stages,
-            WALK=self.walk,
+            WALK=walk,
             TMA=tma,
             PRECISION=self.precision,
             PDL=launch.early,
@@ -257,17 +269,20 @@ class TreeAttention:
     def attend_tail(
         self,
         q: Tensor,
+        projected: Tensor,
         keys: Tensor,
         values: Tensor,
         length: Tensor,
         partials: tuple[Tensor, Tensor],
         first: int,
-    ) -> None:
-        """What follows the full blocks, row by row in path order, into `partials`."""
+    ) -> Tensor:
+        """What follows the full blocks, row by row in path order; the output of `attend`."""
         stats, sums = partials
         launch = self.launch
-        tail_kernel[(self.count, self.kv_heads)](
+        out = projected.new_empty(self.padded, self.heads * self.head_dim)
+        tail_kernel[(self.padded, self.kv_heads)](
             q,
+            projected,
             keys,
             values,
             length,
@@ -275,6 +290,8 @@ class TreeAttention:
             self.path,
             sums,
             stats,
+            out,
+            self.count,
             self.queries,
             keys.shape[1],
             sums.shape[0],
@@ -285,14 +302,16 @@ class TreeAttention:
             BLOCK=launch.block,
             CHUNK=launch.chunk,
             ROW_STAGES=launch.row_stages,
+            PARTS=COMBINED,
             PRECISION=self.precision,
             PDL=launch.early,
             num_warps=launch.row_warps,
             **self.options,
         )
+        return out
 
     def combine(self, projected: Tensor, length: Tensor, partials: tuple[Tensor, Tensor]) -> Tensor:
-        """Partials of every row, in chunk order, times sigmoid(gate): [padded, heads * d]."""
+        """The output of `attend` where rows walked."""
         stats, sums = partials
         out = projected.new_empty(self.padded, self.heads * self.head_dim)
         combine_kernel[(self.padded, self.heads)](
@@ -309,7 +328,7 @@ class TreeAttention:
             CHUNK=self.launch.chunk,
             PARTS=COMBINED,
             PDL=self.launch.early,
-            num_warps=4,
+            num_warps=self.launch.row_warps,
             **self.options,
         )
         return out

@@ -26,11 +26,27 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def _begin(PDL: tl.constexpr):
-    """Waits for the kernel in front, then lets the next one start. First thing in every kernel:
-    a kernel that ended without waiting would free its successor from waiting for both."""
+    """Lets the next kernel start and waits for the one in front. In every kernel, before it reads
+    what others wrote: one that ended without waiting would free its successor from both."""
     if PDL:
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
+
+
+@triton.jit
+def _prefetch(side_ptr, row, rows, D: tl.constexpr, ROWS: tl.constexpr):
+    """Asks L2 for the rows [row, row + ROWS) of [..., D] that lie before row + rows."""
+    line: tl.constexpr = 128 // (side_ptr.dtype.element_ty.primitive_bitwidth // 8)
+    at = tl.arange(0, ROWS * D // line) * line
+    at = tl.where(at < rows * D, at, 0)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [(side_ptr + row * D + at).to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit
@@ -162,6 +178,17 @@ def _tail(q, peak, mass, total, row, own, length, full, head, query, live, key_p
         total = tl.zeros([TILE, D], tl.float32)
 
 
+@triton.jit
+def _span(full, row, rows, CHUNK: tl.constexpr, WALK: tl.constexpr):
+    """First and end position of the blocks of program `row`; the first `rows` walk."""
+    begin = (row - rows) * CHUNK
+    if not WALK:
+        return begin, tl.minimum(begin + CHUNK, full)
+    whole = full // CHUNK * CHUNK
+    stop = tl.minimum(begin + CHUNK, whole)
+    return tl.where(row < rows, whole, begin), tl.where(row < rows, full, stop)
+
+
 @triton.jit(do_not_specialize=["queries", "slots", "chunks", "steps", "rows"])
 def prefix_kernel(
     q_ptr,
@@ -199,25 +226,28 @@ def prefix_kernel(
     its start to the row itself: for few rows that costs less than handing results to
     `tail_kernel`. Tiles of a head are neighbours in the grid, to read a chunk from L2 together.
     """
-    _begin(PDL)
     head = tl.program_id(1)
-    length = tl.load(length_ptr)
-    full = length // BLOCK * BLOCK
-    whole = full // CHUNK * CHUNK if WALK else full
     row = tl.program_id(2)
     chunk = row - rows
+    if PDL:
+        # The prefix is older than the kernel in front: its way to L2 begins at once.
+        full = tl.load(length_ptr, volatile=True) // BLOCK * BLOCK
+        begin, stop = _span(full, row, rows, CHUNK, WALK)
+        if begin < stop:
+            _prefetch(key_ptr, head * slots + begin, stop - begin, D, 2 * BLOCK)
+            _prefetch(value_ptr, head * slots + begin, stop - begin, D, 2 * BLOCK)
+    _begin(PDL)
+    length = tl.load(length_ptr)
+    full = length // BLOCK * BLOCK
+    begin, stop = _span(full, row, rows, CHUNK, WALK)
+    if (begin >= stop) & (row >= rows):
+        return
     base = tl.program_id(0) * TILE
     limit = queries
-    begin = chunk * CHUNK
-    stop = tl.minimum(begin + CHUNK, whole)
     if WALK:
         if row < rows:
             base = row * GROUP
             limit = base + GROUP
-            begin = whole
-            stop = full
-    if (begin >= stop) & (row >= rows):
-        return
     query = base + tl.arange(0, TILE)
     live = query < limit
     q = _queries(q_ptr, head, query, live, GROUP, KV_HEADS, D)
@@ -251,87 +281,23 @@ def prefix_kernel(
            KV_HEADS, D)  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["queries", "slots", "chunks", "steps"])
-def tail_kernel(
-    q_ptr,
-    key_ptr,
-    value_ptr,
-    length_ptr,
-    depth_ptr,  # int32 [rows]
-    path_ptr,  # int32 [rows, steps]
-    sum_ptr,
-    stat_ptr,
-    queries,
-    slots,
-    chunks,
-    steps,
-    GROUP: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    FIRST: tl.constexpr,
-    TILE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
-    ROW_STAGES: tl.constexpr,
-    PRECISION: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """One program: one row and key head, from the last full block of the prefix to the row.
-
-    The last chunk is resumed from what `prefix_kernel` left of it.
-    """
-    _begin(PDL)
-    row = tl.program_id(0)
-    head = tl.program_id(1)
-    length = tl.load(length_ptr)
-    own = length + tl.load(depth_ptr + row)
-    full = length // BLOCK * BLOCK
-    query = row * GROUP + tl.arange(0, TILE)
-    live = query < row * GROUP + GROUP
-    q = _queries(q_ptr, head, query, live, GROUP, KV_HEADS, D)
-    chunk = full // CHUNK
-    resumed = live & (full > chunk * CHUNK)
-    place = (chunk * KV_HEADS + head) * queries + query
-    peak = tl.load(stat_ptr + place, mask=resumed, other=float("-inf"))
-    mass = tl.load(stat_ptr + chunks * KV_HEADS * queries + place, mask=resumed, other=0.0)
-    sums = sum_ptr + place[:, None] * D + tl.arange(0, D)[None, :]
-    total = tl.load(sums, mask=resumed[:, None], other=0.0)
-    _tail(q, peak, mass, total, row, own, length, full, head, query, live, key_ptr, value_ptr,
-          path_ptr, sum_ptr, stat_ptr, queries, slots, chunks, steps, KV_HEADS, D, FIRST,
-          TILE, BLOCK, CHUNK, ROW_STAGES, PRECISION)  # fmt: skip
+@triton.jit
+def _zero(out_ptr, HEADS: tl.constexpr, D: tl.constexpr):
+    """Zeros into [HEADS, D]."""
+    for head in range(HEADS):
+        tl.store(out_ptr + head * D + tl.arange(0, D), tl.zeros([D], out_ptr.dtype.element_ty))
 
 
-@triton.jit(do_not_specialize=["count", "queries", "chunks"])
-def combine_kernel(
-    projected_ptr,
-    length_ptr,
-    depth_ptr,  # int32 [rows]
-    sum_ptr,
-    stat_ptr,
-    out_ptr,  # [rows, heads, d]
-    count,  # rows that are not padding; the others get zeros
-    queries,
-    chunks,
-    GROUP: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PARTS: tl.constexpr,  # partials added at once; decides the bits
-    PDL: tl.constexpr,
-):
-    """One program: one row and query head. Partials in order, PARTS at once, then the gate."""
-    _begin(PDL)
-    row = tl.program_id(0)
-    head = tl.program_id(1)
+@triton.jit
+def _combine(row, head, own, projected_ptr, sum_ptr, stat_ptr, out_ptr, queries, chunks,
+             GROUP: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, CHUNK: tl.constexpr,
+             PARTS: tl.constexpr):  # fmt: skip
+    """Partials of one row and query head in order, PARTS at once, then the gate; stored."""
     dim = tl.arange(0, D)
-    out = out_ptr + (row * (KV_HEADS * GROUP) + head) * D + dim
     dtype: tl.constexpr = out_ptr.dtype.element_ty
-    if row >= count:
-        tl.store(out, tl.zeros([D], dtype))
-        return
     gate_at = (row * (2 * KV_HEADS * GROUP + 2 * KV_HEADS) + KV_HEADS * GROUP + 2 * KV_HEADS) * D
     gate = tl.load(projected_ptr + gate_at + head * D + dim).to(tl.float32)
-    parts = (tl.load(length_ptr) + tl.load(depth_ptr + row)) // CHUNK + 1
+    parts = own // CHUNK + 1
     query = (head // GROUP) * queries + row * GROUP + head % GROUP
     top = float("-inf")
     mass = 0.0
@@ -352,7 +318,99 @@ def combine_kernel(
         top = higher
     rounded = (total / mass).to(dtype).to(tl.float32)
     opened = tl.sigmoid(gate).to(dtype).to(tl.float32)
-    tl.store(out, (rounded * opened).to(dtype))
+    out = (rounded * opened).to(dtype)
+    tl.store(out_ptr + (row * (KV_HEADS * GROUP) + head) * D + dim, out)
+
+
+@triton.jit(do_not_specialize=["count", "queries", "slots", "chunks", "steps"])
+def tail_kernel(
+    q_ptr,
+    projected_ptr,
+    key_ptr,
+    value_ptr,
+    length_ptr,
+    depth_ptr,  # int32 [rows]
+    path_ptr,  # int32 [rows, steps]
+    sum_ptr,
+    stat_ptr,
+    out_ptr,  # [rows, heads, d]
+    count,  # rows that are not padding; the others get zeros
+    queries,
+    slots,
+    chunks,
+    steps,
+    GROUP: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    FIRST: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ROW_STAGES: tl.constexpr,
+    PARTS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: one row and key head, from the last full block of the prefix to the output.
+
+    The last chunk is resumed from what `prefix_kernel` left of it.
+    """
+    _begin(PDL)
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    if row >= count:
+        _zero(out_ptr + (row * KV_HEADS + head) * GROUP * D, GROUP, D)
+        return
+    length = tl.load(length_ptr)
+    own = length + tl.load(depth_ptr + row)
+    full = length // BLOCK * BLOCK
+    query = row * GROUP + tl.arange(0, TILE)
+    live = query < row * GROUP + GROUP
+    q = _queries(q_ptr, head, query, live, GROUP, KV_HEADS, D)
+    chunk = full // CHUNK
+    resumed = live & (full > chunk * CHUNK)
+    place = (chunk * KV_HEADS + head) * queries + query
+    peak = tl.load(stat_ptr + place, mask=resumed, other=float("-inf"))
+    mass = tl.load(stat_ptr + chunks * KV_HEADS * queries + place, mask=resumed, other=0.0)
+    sums = sum_ptr + place[:, None] * D + tl.arange(0, D)[None, :]
+    total = tl.load(sums, mask=resumed[:, None], other=0.0)
+    _tail(q, peak, mass, total, row, own, length, full, head, query, live, key_ptr, value_ptr,
+          path_ptr, sum_ptr, stat_ptr, queries, slots, chunks, steps, KV_HEADS, D, FIRST,
+          TILE, BLOCK, CHUNK, ROW_STAGES, PRECISION)  # fmt: skip
+    tl.debug_barrier()  # what follows reads what other threads stored
+    for g in range(GROUP):
+        _combine(row, head * GROUP + g, own, projected_ptr, sum_ptr, stat_ptr, out_ptr, queries,
+                 chunks, GROUP, KV_HEADS, D, CHUNK, PARTS)  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["count", "queries", "chunks"])
+def combine_kernel(
+    projected_ptr,
+    length_ptr,
+    depth_ptr,  # int32 [rows]
+    sum_ptr,
+    stat_ptr,
+    out_ptr,  # [rows, heads, d]
+    count,  # rows that are not padding; the others get zeros
+    queries,
+    chunks,
+    GROUP: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PARTS: tl.constexpr,  # partials added at once; decides the bits
+    PDL: tl.constexpr,
+):
+    """One program: the output of one row and query head, after a prefix kernel with WALK."""
+    _begin(PDL)
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    if row >= count:
+        _zero(out_ptr + (row * (KV_HEADS * GROUP) + head) * D, 1, D)
+        return
+    own = tl.load(length_ptr) + tl.load(depth_ptr + row)
+    _combine(row, head, own, projected_ptr, sum_ptr, stat_ptr, out_ptr, queries, chunks, GROUP,
+             KV_HEADS, D, CHUNK, PARTS)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["slots"])

@@ -43,18 +43,14 @@ PREFIXES = {"2k": 2048 + 300, "16k": 16384 + 300, "32k": 32768 + 300}
 BORDERS = [5, 63, 64, 127, 448, 500, 507, 511, 512, 575, 1020, 1023, 1024, 1535, 2040, 4095]
 VARIANTS = [
     Launch(stages=3),
-    Launch(stages=3, row_stages=1, walk=0),
+    Launch(stages=3, row_stages=1),
+    Launch(stages=3, walk=0),
+    Launch(stages=3, walk=1000),
     Launch(stages=2),
     Launch(tile=128, warps=8, stages=2),
-    Launch(block=32, stages=2),
     Launch(block=32, stages=5),
-    Launch(block=32, tile=128, warps=8, stages=4),
     Launch(chunk=256, stages=3),
-    Launch(chunk=256, block=32, stages=2),
-    Launch(chunk=256, tile=128, warps=8, stages=2),
     Launch(chunk=1024, stages=3),
-    Launch(chunk=1024, block=32, stages=2),
-    Launch(chunk=1024, tile=128, warps=8, stages=2),
 ]
 DEVICE = torch.device("cuda")
 
@@ -206,8 +202,8 @@ def time_prefix(step: Step, length: int) -> float:
     q = step.prepare()
     room = step.attention.partials(step.chunks(length))
     sides = [(step.keys[i], step.values[i]) for i in range(LAYERS)]
-    run = step.attention.attend_prefix
-    return timed(lambda: [run(q, *side, step.length, room, 0) for side in sides])
+    run, walk = step.attention.attend_prefix, step.attention.walks(step.chunks(length))
+    return timed(lambda: [run(q, *side, step.length, room, 0, walk) for side in sides])
 
 
 def time_parts(step: Step, length: int) -> dict[str, float]:
@@ -215,14 +211,14 @@ def time_parts(step: Step, length: int) -> dict[str, float]:
     step.length.fill_(length)
     a, layers, chunks = step.attention, range(LAYERS), step.chunks(length)
     q = step.prepare()
-    room = a.partials(chunks)
+    room, walk = a.partials(chunks), a.walks(chunks)
     path = [*step.tree.root_paths[-1], *[0] * a.steps]
     path, count = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in (path, [a.steps]))
     sides = [(step.keys[i], step.values[i]) for i in layers]
     stages = {
         "prepare": lambda: [step.prepare(i) for i in layers],
-        "prefix": lambda: [a.attend_prefix(q, *s, step.length, room, 0) for s in sides],
-        "tail": lambda: [a.attend_tail(q, *s, step.length, room, 0) for s in sides],
+        "prefix": lambda: [a.attend_prefix(q, *s, step.length, room, 0, walk) for s in sides],
+        "tail": lambda: [a.attend_tail(q, step.projected, *s, step.length, room, 0) for s in sides],
         "combine": lambda: [a.combine(step.projected, step.length, room) for _ in layers],
         "attend": lambda: [step.attend(q, chunks, i) for i in layers],
         "prepare+attend": lambda: [step.attend(step.prepare(i), chunks, i) for i in layers],
@@ -243,7 +239,7 @@ def warm(part: int, parts: int, launches: list[Launch]) -> None:
         torch.zeros(1, KV_HEADS, SLOTS, D, device=DEVICE, dtype=torch.bfloat16) for _ in range(2)
     )
     for launch in launches[part::parts]:
-        for name in ("root", "hydra27"):
+        for name in ("root", "chain-5", "hydra27"):
             try:
                 step = Step(active_tree(name), launch)
                 step.length.fill_(600)
@@ -324,7 +320,7 @@ def main() -> None:
         entry: dict = {"launch": asdict(launch), "us": {}}
         report["variants"].append(entry)
         try:
-            for name in ("root", "hydra27"):
+            for name in ("root", "chain-5", "hydra27"):
                 step = Step(trees[name], launch)
                 if name == "hydra27":
                     step.length.fill_(PREFIXES["2k"])
@@ -335,7 +331,7 @@ def main() -> None:
                     lengths = [511, 1000, 2040, 16380]
                     entry["equal"] = [check_rows(step, alone, length) for length in lengths]
                     entry["float64"] = check_float64(step, PREFIXES["2k"])["kernels"]
-                entry["us"][f"{name} prefix 16k"] = time_prefix(step, PREFIXES["16k"])
+                entry["us"][f"{name} prefix"] = time_prefix(step, PREFIXES["16k"])
                 for label, length in PREFIXES.items():
                     entry["us"][f"{name} {label}"] = time_attend(step, length)
         except Exception as error:

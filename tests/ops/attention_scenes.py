@@ -198,7 +198,7 @@ def check_attend(device: str, dtype: torch.dtype, sizes: Sizes, examples: int) -
     def check(tree, border, offset, late, walk, data) -> None:
         first = int(late)
         length = max(first, border + offset)
-        launch = replace(sizes.launch, walk=8 * walk)
+        launch = replace(sizes.launch, walk=1000 * walk)
         case = Case(tree, length, replace(sizes, launch=launch), dtype, device, padding=first)
         q = case.prepare()
         if late:  # what stands before the first key must not count, whatever it is
