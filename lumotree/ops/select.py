@@ -30,6 +30,7 @@ UNIONS = 256
 BEST_BLOCK = 2048
 # Warps of the programs; they change no bit. BATCH: logits that a drawing program reads at once.
 SCAN_WARPS, DRAW_WARPS, BATCH = 4, 8, 4096
+TAKE_BLOCK = 1024
 WORDS = 12
 
 
@@ -257,6 +258,28 @@ class Selector:
             ROWS=_padded(rows),
             LENGTH=_padded(self.depth + 2),
             **_options(self.early, 4 if rows <= 64 else 16),
+        )
+
+    def take(
+        self, hidden: Tensor, tokens: Tensor, hidden_to: Tensor, tokens_to: Tensor, count: Tensor
+    ) -> None:
+        """What the draft head refills from: hidden rows of the path and the tokens after them.
+
+        hidden [rows or more, width], tokens int32 [rows] -> hidden_to [height + 1 or more, width],
+        tokens_to int32 [height + 1 or more] (the pending token after the last row), count
+        int32 [1]. Entries past the count are those of row 0. All contiguous.
+        """
+        width = hidden.shape[1]
+        kernels.take_kernel[(-(-width // TAKE_BLOCK), self.depth + 1)](
+            self.result,
+            hidden,
+            tokens,
+            hidden_to,
+            tokens_to,
+            count,
+            width,
+            BLOCK=TAKE_BLOCK,
+            **_options(self.early, 4),
         )
 
     def outcome(self, result: Tensor | None = None) -> Outcome:

@@ -401,3 +401,32 @@ def walk_kernel(
     tl.store(result_ptr, tl.where(flag, 0, count))
     tl.store(result_ptr + 1, pending)
     tl.store(result_ptr + 2, flag.to(tl.int32))
+
+
+@triton.jit
+def take_kernel(
+    result_ptr,  # int32, as walk_kernel leaves it
+    hidden_ptr,  # [rows, width]
+    tokens_ptr,  # int32 [rows]
+    hidden_to_ptr,  # [height + 1, width]
+    tokens_to_ptr,  # int32 [height + 1]
+    count_to_ptr,  # int32 [1]
+    width,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: BLOCK columns of the hidden row of one place of the path."""
+    _follow(PDL)
+    place = tl.program_id(1)
+    count = tl.load(result_ptr)
+    row = tl.load(result_ptr + 4 + place)
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    hidden = tl.load(hidden_ptr + row * width + column, mask=column < width, other=0.0)
+    tl.store(hidden_to_ptr + place * width + column, hidden, mask=column < width)
+    if tl.program_id(0) == 0:
+        after = tl.load(result_ptr + 5 + place)
+        token = tl.load(tokens_ptr + after)
+        pending = tl.load(result_ptr + 1)
+        tl.store(tokens_to_ptr + place, tl.where(place == count - 1, pending, token))
+        if place == 0:
+            tl.store(count_to_ptr, count)

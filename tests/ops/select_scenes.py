@@ -213,6 +213,15 @@ def walks():
         assert int(selector.path.count) == len(path) and list(outcome.sampled) == sampled
         wanted = [i + emitted.count(i) for i in range(8)]
         assert counts.tolist() == wanted
+        steps = max(tree.depth) + 1
+        hidden = torch.arange(3.0 * rows, device=DEVICE).view(rows, 3)
+        to = torch.full((steps, 3), -1.0, device=DEVICE)
+        after = torch.full((steps,), -1, dtype=torch.int32, device=DEVICE)
+        count = torch.full((1,), -1, dtype=torch.int32, device=DEVICE)
+        selector.take(hidden, drafts, to, after, count)
+        padded = path + [0] * (steps - len(path))
+        assert to.tolist() == hidden[padded].tolist() and int(count) == len(path)
+        assert after[: len(path)].tolist() == emitted
 
     walk()
 
