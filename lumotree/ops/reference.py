@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lumotree.tree import MAX_ROWS
+
 # Prefix keys are summed in blocks of this many absolute positions. One BLAS call sums a block
 # as a single chain from its first key to its last, so zero weights between keys change no bit.
 # The last block and a tree's own keys (at most 128) share a chain, which MKL holds to 384 terms
@@ -347,7 +349,7 @@ def _weighted(weights: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 @lru_cache(maxsize=8)
 def _ones(device: torch.device) -> Tensor:
     """float32 [keys, 8]: as many keys as one product of `_weighted` can have."""
-    return torch.ones(2 * KEY_BLOCK, 8, device=device)
+    return torch.ones(KEY_BLOCK + MAX_ROWS, 8, device=device)
 
 
 def prefill_attention(
