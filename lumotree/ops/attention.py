@@ -38,9 +38,9 @@ class Launch:
     chunk, block: keys of a partial result and of a step of its online softmax. tile, warps,
     stages: queries, warps and loads in flight of a prefix program; 16 queries a warp keep the
     instruction shape, so a wider tile changes no bit. row_tile, row_warps, row_stages: the same
-    for a row's tail. walk: programs up to which rows walk their last chunk on their own (the
-    multiprocessors of the device). tma: blocks are loaded through tensor descriptors. early:
-    kernels may start before the one in front ends (programmatic dependent launch).
+    for a row's tail. programs: how many run at once (the multiprocessors of the device). tma:
+    blocks are loaded through tensor descriptors. early: kernels may start before the one in front
+    ends (programmatic dependent launch).
     """
 
     chunk: int = 512
@@ -51,7 +51,7 @@ class Launch:
     row_tile: int = 64
     row_warps: int = 4
     row_stages: int = 2
-    walk: int = 132
+    programs: int = 132
     tma: bool = False
     early: bool = False
 
@@ -72,7 +72,7 @@ def choose(head_dim: int, queries: int, dtype: torch.dtype, device: torch.device
         properties = torch.cuda.get_device_properties(device)
         limit, new = properties.shared_memory_per_block_optin, properties.major >= 9
         many = properties.multi_processor_count
-        launch = replace(launch, walk=many, early=new, tma=new)
+        launch = replace(launch, programs=many, early=new, tma=new)
     while launch.shared_bytes(head_dim, dtype.itemsize) > limit and launch.block > 16:
         if launch.stages > 1:
             stages = launch.stages - 1
@@ -207,7 +207,7 @@ class TreeAttention:
         """
         programs = self.kv_heads * (chunks - 1 + self.count)
         return self.queries <= self.launch.tile and (
-            self.count == 1 or programs <= self.launch.walk
+            self.count == 1 or programs <= self.launch.programs
         )
 
     def partials(self, chunks: int) -> tuple[Tensor, Tensor]:
@@ -230,13 +230,15 @@ class TreeAttention:
         stats, sums = partials
         launch, chunks = self.launch, sums.shape[0]
         tiles, rows = -(-self.queries // launch.tile), self.count if walk else 0
+        lanes = (launch.programs // self.kv_heads - rows) // tiles
+        lanes = max(1, min(lanes, chunks))
         tma = launch.tma and first == 0
         blocks = (keys, values)
         if tma:
             flat = [x.view(-1, self.head_dim) for x in blocks]
             shape = [launch.block, self.head_dim]
             blocks = [TensorDescriptor.from_tensor(x, shape) for x in flat]
-        prefix_kernel[(tiles, self.kv_heads, rows + chunks)](
+        prefix_kernel[(tiles, self.kv_heads, rows + lanes)](
             q,
             keys,
             values,
@@ -251,6 +253,7 @@ class TreeAttention:
             chunks,
             self.steps,
             rows,
+            lanes,
             **self.shape,
             FIRST=first,
             TILE=launch.tile,

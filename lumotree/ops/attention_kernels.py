@@ -179,17 +179,22 @@ def _tail(q, peak, mass, total, row, own, length, full, head, query, live, key_p
 
 
 @triton.jit
-def _span(full, row, rows, CHUNK: tl.constexpr, WALK: tl.constexpr):
-    """First and end position of the blocks of program `row`; the first `rows` walk."""
-    begin = (row - rows) * CHUNK
+def _spans(length, lane, rows, BLOCK: tl.constexpr, CHUNK: tl.constexpr, WALK: tl.constexpr):
+    """First chunk of a lane, one past the last, and the position where its blocks end.
+
+    With WALK the first `rows` lanes have the last chunk alone, the others the chunks before.
+    """
+    full = length // BLOCK * BLOCK
+    first = lane - rows
     if not WALK:
-        return begin, tl.minimum(begin + CHUNK, full)
-    whole = full // CHUNK * CHUNK
-    stop = tl.minimum(begin + CHUNK, whole)
-    return tl.where(row < rows, whole, begin), tl.where(row < rows, full, stop)
+        return first, (full + CHUNK - 1) // CHUNK, full
+    last = full // CHUNK
+    walking = lane < rows
+    stop = tl.where(walking, full, last * CHUNK)
+    return tl.where(walking, last, first), tl.where(walking, last + 1, last), stop
 
 
-@triton.jit(do_not_specialize=["queries", "slots", "chunks", "steps", "rows"])
+@triton.jit(do_not_specialize=["queries", "slots", "chunks", "steps", "rows", "lanes"])
 def prefix_kernel(
     q_ptr,
     key_ptr,
@@ -206,6 +211,7 @@ def prefix_kernel(
     chunks,
     steps,
     rows,  # how many rows walk their last chunk here; then there is one tile
+    lanes,  # programs that share the chunks of a tile and key head
     GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
@@ -220,65 +226,69 @@ def prefix_kernel(
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program: a tile of queries of one key head, the full blocks of one chunk.
+    """One program: a tile of queries of one key head, the full blocks of every lanes-th chunk.
 
-    With WALK this takes whole chunks only, and the first programs walk one row's last chunk from
-    its start to the row itself: for few rows that costs less than handing results to
-    `tail_kernel`. Tiles of a head are neighbours in the grid, to read a chunk from L2 together.
+    With WALK the first programs walk one row's last chunk to the row itself, and nothing is left
+    for `tail_kernel`. Tiles of a head are neighbours in the grid, to read a chunk from L2
+    together; the grid knows the device and not the prefix, whose chunks are shared out here.
     """
     head = tl.program_id(1)
-    row = tl.program_id(2)
-    chunk = row - rows
+    lane = tl.program_id(2)
     if PDL:
         # The prefix is older than the kernel in front: its way to L2 begins at once.
-        full = tl.load(length_ptr, volatile=True) // BLOCK * BLOCK
-        begin, stop = _span(full, row, rows, CHUNK, WALK)
-        if begin < stop:
-            _prefetch(key_ptr, head * slots + begin, stop - begin, D, 2 * BLOCK)
-            _prefetch(value_ptr, head * slots + begin, stop - begin, D, 2 * BLOCK)
+        early = tl.load(length_ptr, volatile=True)
+        chunk, last, stop = _spans(early, lane, rows, BLOCK, CHUNK, WALK)
+        if chunk < last:
+            at = head * slots + chunk * CHUNK
+            _prefetch(key_ptr, at, stop - chunk * CHUNK, D, 2 * BLOCK)
+            _prefetch(value_ptr, at, stop - chunk * CHUNK, D, 2 * BLOCK)
     _begin(PDL)
     length = tl.load(length_ptr)
-    full = length // BLOCK * BLOCK
-    begin, stop = _span(full, row, rows, CHUNK, WALK)
-    if (begin >= stop) & (row >= rows):
+    start, last, stop = _spans(length, lane, rows, BLOCK, CHUNK, WALK)
+    if start >= last:
         return
     base = tl.program_id(0) * TILE
     limit = queries
     if WALK:
-        if row < rows:
-            base = row * GROUP
+        if lane < rows:
+            base = lane * GROUP
             limit = base + GROUP
     query = base + tl.arange(0, TILE)
     live = query < limit
     q = _queries(q_ptr, head, query, live, GROUP, KV_HEADS, D)
     column = tl.arange(0, BLOCK)
     tile = head * slots * D + column[:, None] * D + tl.arange(0, D)[None, :]
-    peak = tl.full([TILE], float("-inf"), tl.float32)
-    mass = tl.zeros([TILE], tl.float32)
-    total = tl.zeros([TILE, D], tl.float32)
-    for first in tl.range(begin, stop, BLOCK, num_stages=STAGES):
-        seen = first + column >= FIRST
-        if TMA:
-            key = key_blocks.load([head * slots + first, 0])
-            value = value_blocks.load([head * slots + first, 0])
-        elif FIRST > 0:
-            key = tl.load(key_ptr + first * D + tile, mask=seen[:, None], other=0.0)
-            value = tl.load(value_ptr + first * D + tile, mask=seen[:, None], other=0.0)
+    for chunk in tl.range(start, last, lanes, num_stages=1):
+        peak = tl.full([TILE], float("-inf"), tl.float32)
+        mass = tl.zeros([TILE], tl.float32)
+        total = tl.zeros([TILE, D], tl.float32)
+        begin = chunk * CHUNK
+        for first in tl.range(begin, tl.minimum(begin + CHUNK, stop), BLOCK, num_stages=STAGES):
+            seen = first + column >= FIRST
+            if TMA:
+                key = key_blocks.load([head * slots + first, 0])
+                value = value_blocks.load([head * slots + first, 0])
+            elif FIRST > 0:
+                key = tl.load(key_ptr + first * D + tile, mask=seen[:, None], other=0.0)
+                value = tl.load(value_ptr + first * D + tile, mask=seen[:, None], other=0.0)
+            else:
+                key = tl.load(key_ptr + first * D + tile)
+                value = tl.load(value_ptr + first * D + tile)
+            peak, mass, total = _block(
+                q, key, value, seen, peak, mass, total, MASK=FIRST > 0, PRECISION=PRECISION
+            )
+        if WALK:
+            if lane < rows:
+                own = length + tl.load(depth_ptr + lane)
+                _tail(q, peak, mass, total, lane, own, length, stop, head, query, live, key_ptr,
+                      value_ptr, path_ptr, sum_ptr, stat_ptr, queries, slots, chunks, steps,
+                      KV_HEADS, D, FIRST, TILE, BLOCK, CHUNK, ROW_STAGES, PRECISION)  # fmt: skip
+            else:
+                _store(peak, mass, total, chunk, head, query, live, sum_ptr, stat_ptr, queries,
+                       chunks, KV_HEADS, D)  # fmt: skip
         else:
-            key = tl.load(key_ptr + first * D + tile)
-            value = tl.load(value_ptr + first * D + tile)
-        peak, mass, total = _block(
-            q, key, value, seen, peak, mass, total, MASK=FIRST > 0, PRECISION=PRECISION
-        )
-    if WALK:
-        if row < rows:
-            own = length + tl.load(depth_ptr + row)
-            _tail(q, peak, mass, total, row, own, length, full, head, query, live, key_ptr,
-                  value_ptr, path_ptr, sum_ptr, stat_ptr, queries, slots, chunks, steps, KV_HEADS,
-                  D, FIRST, TILE, BLOCK, CHUNK, ROW_STAGES, PRECISION)  # fmt: skip
-            return
-    _store(peak, mass, total, chunk, head, query, live, sum_ptr, stat_ptr, queries, chunks,
-           KV_HEADS, D)  # fmt: skip
+            _store(peak, mass, total, chunk, head, query, live, sum_ptr, stat_ptr, queries,
+                   chunks, KV_HEADS, D)  # fmt: skip
 
 
 @triton.jit
