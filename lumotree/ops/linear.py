@@ -56,7 +56,15 @@ class Block:
 
 
 # Measured on one H200, bfloat16: (N, K) of the weight -> block. Others get the rule of `choose`.
-TABLE: dict[tuple[int, int], Block] = {}
+TABLE: dict[tuple[int, int], Block] = {
+    (16480, 5120): Block(64, 128, stages=4, hopper=True),
+    (14336, 5120): Block(128, 128, stages=4, warps=8, hopper=True),
+    (5120, 6144): Block(64, 128, splits=3, stages=4),
+    (34816, 5120): Block(64, 64, stages=3),
+    (5120, 17408): Block(128, 128, splits=3, stages=4, warps=8, hopper=True, ahead=-1),
+    (5120, 10240): Block(128, 128, splits=3, stages=4, warps=8),
+    (248320, 5120): Block(128, 64, stages=5),
+}
 
 
 @dataclass(frozen=True)
@@ -95,7 +103,7 @@ def choose(n: int, k: int, halves: int, dtype: torch.dtype, limits: Limits) -> B
     while size(block) > limits.shared and block.stages > 2:
         block = replace(block, stages=block.stages - 1)
     while size(block) > limits.shared and block.n > 64:
-        block = replace(block, n=block.n // 2)
+        block = replace(block, n=block.n // 2, warps=4)
     return block
 
 

@@ -209,6 +209,23 @@ def test_shapes_that_do_not_fit_are_named(device):
         ops.linear(x, torch.zeros(48, 32, device=device, dtype=torch.bfloat16))
 
 
+LIMITS = [ops.Limits(132, 227 * 1024), ops.Limits(128, 99 * 1024), ops.Limits(48, 99 * 1024)]
+SHAPES = [*ops.TABLE, (248320, 2048), (6144, 2048), (2048, 512), (64, 64), (100, 24)]
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
+@pytest.mark.parametrize("dtype", TYPES, ids=["float32", "bfloat16"])
+def test_chosen_blocks_fit_the_device(limits, dtype):
+    for n, k in SHAPES:
+        for halves in (1, 2):
+            block = ops.choose(n, k, halves, dtype, limits)
+            tiles = block.stages * block.k * (halves * block.n + 32) * dtype.itemsize
+            assert block.stages >= 2 and tiles < limits.shared
+            assert block.n % 64 == 0 and block.n // 16 >= block.warps
+            assert block.splits == 1 or k // block.splits >= 8 * block.k
+            assert block.splits == 1 or not block.stream
+
+
 @pytest.mark.skipif(INTERPRETED, reason="the child itself")
 def test_in_the_interpreter():
     """All of the above on CPU tensors, in a child whose Triton interprets."""
