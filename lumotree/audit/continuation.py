@@ -23,7 +23,7 @@ from lumotree.audit.constants import Constants
 from lumotree.audit.faults import Fault
 from lumotree.audit.fresh import FreshProcesses, same_engine
 from lumotree.audit.prompts import Prefix, Prompt, prefixes
-from lumotree.audit.reference import audited_decoder, open_slot
+from lumotree.audit.reference import audited_decoder, open_slot, sequential_decoder
 from lumotree.audit.schedule import SCHEDULES, Cycle, forced_cycles
 from lumotree.audit.surfaces import FLOORS, Boundary, Distance, distances
 from lumotree.decoder import Decoder
@@ -95,7 +95,7 @@ def follow(
             path = [place[row] for row in cycle.path]
             logits = verified.logits[path].clone()
             run.tokens += [*cycle.tokens[1:], cycle.pending]
-            decoder.publish(run, verified, path)
+            verified.rows.publish(path, verified.hidden)
             here = Boundary.of(state, start, logits)
             yield Step(
                 number,
@@ -120,19 +120,19 @@ def audit_continuation(
     constants: Constants,
 ) -> Iterator[Check]:
     """One check per cycle and one per greedy row of a cycle; the envelope is frozen first."""
-    decoder = audited_decoder(engine)
+    decoder, plain = audited_decoder(engine), sequential_decoder(engine)
     runs = forced_runs(decoder, plan, prompts, seed)
     exact = engine.row_multiple is not None
     calibration = [run for run in runs if run.number < plan.calibration]
     with TemporaryDirectory() as folder:
         fresh = _second_process(engine, calibration, folder) if plan.other_process else None
         try:
-            wanted = {id(r): reference.sequential(decoder, r.prefix, r.cycles) for r in calibration}
+            wanted = {id(r): reference.sequential(plain, r.prefix, r.cycles) for r in calibration}
             others = {"V": [], "P": []}
             for run in calibration:
-                v = reference.sequential(decoder, run.prefix, run.cycles, reference.OTHER_ROOM)
+                v = reference.sequential(plain, run.prefix, run.cycles, reference.OTHER_ROOM)
                 others["V"].append(v)
-                others["P"].append(reference.packed(decoder, run.prefix, run.cycles))
+                others["P"].append(reference.packed(plain, run.prefix, run.cycles))
             if fresh is not None:
                 fresh.answers()
                 others["B"] = reference.load_runs(f"{folder}/runs.pt")
@@ -151,7 +151,7 @@ def audit_continuation(
     for run in runs:
         boundaries = wanted.pop(id(run), None)
         if boundaries is None:
-            boundaries = reference.sequential(decoder, run.prefix, run.cycles)
+            boundaries = reference.sequential(plain, run.prefix, run.cycles)
         for step in follow(decoder, run.prefix, run.cycles, boundaries):
             yield from step_checks(run, step, limits, envelope)
 

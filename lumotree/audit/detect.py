@@ -71,7 +71,12 @@ class Sensitivity:
         self._case = None
 
     def detections(self, fault: Fault, audits: Sequence[str] = AUDITS) -> Iterator[Detection]:
-        """One per audit, and per prefix in the continuation audit."""
+        """One per audit, and per prefix in the continuation audit.
+
+        None where the fault cannot act: forced paths of captured steps leave the draft head out.
+        """
+        if self.engine.model.kernels and fault.surface.startswith("MTP"):
+            return
         for audit in audits:
             yield from getattr(self, f"_{audit}")(fault)
 
@@ -90,11 +95,12 @@ class Sensitivity:
     @torch.inference_mode()
     def _continuation(self, fault: Fault) -> Iterator[Detection]:
         decoder = reference.audited_decoder(self.engine)
+        plain = reference.sequential_decoder(self.engine)
         if self._runs is None:
             schedule = "abc"[self.seed % 3]
             plan = ContinuationPlan(LENGTHS, 1, (schedule,), other_process=False)
             runs = continuation.forced_runs(decoder, plan, self.prompts, self.seed)
-            self._runs = [(r, reference.sequential(decoder, r.prefix, r.cycles)) for r in runs]
+            self._runs = [(r, reference.sequential(plain, r.prefix, r.cycles)) for r in runs]
         for run, wanted in self._runs:
             acted = failed = None
             steps = continuation.follow(

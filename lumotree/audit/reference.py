@@ -30,13 +30,25 @@ def open_slot(
     params = SamplingParams(temperature=0.0, presence_penalty=0.0, max_tokens=room, ignore_eos=True)
     run, state = decoder.begin(prefix.tokens, params)
     run.tokens[-1] = pending
-    run.fresh = ((), "")  # nothing that is forced joins the history of penalties
     return run, state
 
 
 def audited_decoder(engine: Engine, tree: str = "hydra27", passes: int = 5) -> Decoder:
-    """The decoder under audit: drafting from text is left out, since drafts are forced."""
-    return engine.decoder(DecoderConfig(tree, passes if engine.has_mtp else 0, suffix=False))
+    """The decoder under audit: drafting from text is left out, since drafts are forced.
+
+    Captured steps draft on the device right behind a publication of their own; where a path is
+    forced there is no such publication, so there the draft head is left out too.
+    """
+    drafts = engine.has_mtp and not engine.model.kernels
+    return engine.decoder(DecoderConfig(tree, passes if drafts else 0, suffix=False))
+
+
+def sequential_decoder(engine: Engine) -> Decoder:
+    """Decodes token by token: the root-only tree. With a draft head to refill, the state of the
+    audited decoder has room for it; captured steps have a tree of their own."""
+    if engine.model.kernels:
+        return engine.decoder(DecoderConfig("root", 0, suffix=False))
+    return audited_decoder(engine)
 
 
 def sequential(
@@ -54,7 +66,7 @@ def sequential(
                 mtp.refill(decoder.model, state, text, decoder.runner)
             verified = decoder.verify(state, Proposal.root_only(decoder.tree, token))
             logits.append(verified.logits[:1].clone())
-            decoder.publish(run, verified, [0])
+            verified.rows.publish([0], verified.hidden)
             hidden.append(state.mtp_hidden[-1:].clone())
         found.append(Boundary.of(state, start, torch.cat(logits), torch.cat(hidden)))
     return _with_own_caches(found, state)
@@ -87,7 +99,7 @@ def _with_own_caches(found: list[Boundary], state: HybridState) -> list[Boundary
 def sequential_job(job: dict[str, Any]) -> int:
     """Control B, in a process of its own: saves the boundaries of every (prefix, schedule)."""
     engine = load_engine(job)
-    decoder = audited_decoder(engine)
+    decoder = sequential_decoder(engine)
     runs = []
     for prefix, cycles in job["runs"]:
         named = Prefix(prefix["name"], tuple(prefix["tokens"]), tuple(prefix["script"]))

@@ -65,7 +65,8 @@ class SamplerPlan:
 class Captured:
     """One step of a real run, as selection met it. logits [rows, vocab].
 
-    history is the run's own, copied; generated are the tokens it should stand for.
+    history is the run's own, copied; generated are the tokens it should stand for. path and
+    pending are what the run took.
     """
 
     place: str
@@ -77,6 +78,8 @@ class Captured:
     generated: tuple[int, ...]
     root_position: int
     history: TokenHistory
+    path: tuple[int, ...]
+    pending: int
 
     def targets(self) -> np.ndarray:
         """float64 [rows, vocab], by definition."""
@@ -86,29 +89,34 @@ class Captured:
         )
 
 
-class Recorder(Decoder):
-    """A decoder that keeps every step it selects from."""
+def recording(decoder: Decoder, steps: list[Captured]) -> None:
+    """Makes this decoder keep every step it selects from, with what was selected."""
+    select = decoder.select
 
-    def __init__(self, engine: Engine, config: DecoderConfig) -> None:
-        super().__init__(engine.model, engine.tokenizer, config, engine.runner)
-        self.steps: list[Captured] = []
-
-    def select(self, run: Run, verified: Verified) -> tuple[list[int], int]:
-        tree, kept = verified.tree.restrict(tuple(verified.active))
-        self.steps.append(
+    def recorded(run: Run, verified: Verified) -> tuple[list[int], int]:
+        tree, kept = verified.tree.restrict(tuple(map(bool, verified.active)))
+        logits = verified.logits[list(kept)]
+        history, prefix = copy.deepcopy(run.history), verified.rows.prefix
+        path, pending = select(run, verified)
+        place = {row: i for i, row in enumerate(kept)}
+        steps.append(
             Captured(
                 f"step {run.steps + 1}",
                 tree,
                 [verified.tokens[row] for row in kept],
-                verified.logits[list(kept)],
+                logits,
                 run.params,
                 tuple(run.tokens[: run.prompt_tokens]),
                 tuple(run.tokens[run.prompt_tokens :]),
-                verified.rows.prefix,
-                copy.deepcopy(run.history),
+                prefix,
+                history,
+                tuple(place[row] for row in path),
+                pending,
             )
         )
-        return super().select(run, verified)
+        return path, pending
+
+    decoder.select = recorded
 
 
 @torch.inference_mode()
@@ -121,16 +129,18 @@ def capture(
     """
     if not prompts:
         raise LumoTreeError("no prompt of the corpus can be decoded")
-    recorder = Recorder(engine, DecoderConfig("hydra27", 5 if engine.has_mtp else 0))
+    decoder = engine.decoder(DecoderConfig("hydra27", 5 if engine.has_mtp else 0))
+    steps: list[Captured] = []
+    recording(decoder, steps)
     found: list[Captured] = []
     for i in range(plan.runs):
         prompt = prompts[(seed + i) % len(prompts)]
         params = SamplingParams(
             seed=seed * plan.runs + i, max_tokens=plan.run_tokens, ignore_eos=True
         )
-        recorder.steps = []
-        recorder.generate(prompt.tokens[-PROMPT_TOKENS:], params)
-        found += [replace(s, place=f"{prompt.name}, {s.place}") for s in recorder.steps]
+        steps.clear()
+        decoder.generate(prompt.tokens[-PROMPT_TOKENS:], params)
+        found += [replace(s, place=f"{prompt.name}, {s.place}") for s in steps]
     # Steps without drafts have one row and no walk.
     found = [step for step in found if len(step.tree) > 1] or found
     return sorted(found, key=_entropy, reverse=True)[: plan.steps]
@@ -220,27 +230,39 @@ def _rows(step: Captured, rows: np.ndarray, number: int) -> Check:
 
 
 def _draws(step: Captured, rows: np.ndarray, number: int, seed: int) -> Check:
-    """Selected paths and tokens against Gumbel-max over the defined distributions."""
-    vocab, device = rows.shape[1], step.logits.device
-    selector, history = Selector(device), step.history
+    """Selected paths and tokens against Gumbel-max over the defined distributions: what the run
+    itself took, by whatever code it runs here, and what other seeds take."""
+    selector = Selector(step.logits.device)
     with np.errstate(divide="ignore"):
         log_rows = np.log(rows)
-    depth = torch.tensor(step.tree.depth)
+    took = list(step.path), step.pending
+    wrong = _wrong_draw(step, log_rows, step.params.seed, took)
     for i in range(DIRECT):
+        if wrong:
+            break
         params = replace(step.params, seed=seed * DIRECT + i)
-        path, pending = selector.choose(
-            step.tree, step.tokens, step.logits, params, history, step.root_position
+        took = selector.choose(
+            step.tree, step.tokens, step.logits, params, step.history, step.root_position
         )
-        noise = gumbel_noise(params.seed, step.root_position + 1 + depth, vocab, torch.float64)
-        best = (log_rows + noise.numpy()).argmax(1)
-        row, wanted = 0, [0]
-        while children := [c for c in step.tree.children[row] if step.tokens[c] == best[row]]:
-            row = children[0]
-            wanted.append(row)
-        if (path, pending) != (wanted, int(best[row])):
-            reason = f"seed {params.seed} took rows {path} and token {pending}, not {wanted} and "
-            return Check("draws", step.place, False, f"{reason}{best[row]}", step=number)
-    return Check("draws", f"{step.place}, {DIRECT} draws", True, step=number)
+        wrong = _wrong_draw(step, log_rows, params.seed, took)
+    return Check("draws", f"{step.place}, {DIRECT + 1} draws", not wrong, wrong, step=number)
+
+
+def _wrong_draw(
+    step: Captured, log_rows: np.ndarray, seed: int, took: tuple[list[int], int]
+) -> str:
+    """A sentence where the walk of this seed is another by definition."""
+    depth = torch.tensor(step.tree.depth)
+    positions = step.root_position + 1 + depth
+    noise = gumbel_noise(seed, positions, log_rows.shape[1], torch.float64)
+    best = (log_rows + noise.numpy()).argmax(1)
+    row, wanted = 0, [0]
+    while children := [c for c in step.tree.children[row] if step.tokens[c] == best[row]]:
+        row = children[0]
+        wanted.append(row)
+    if took == (wanted, int(best[row])):
+        return ""
+    return f"seed {seed} took rows {took[0]} and token {took[1]}, not {wanted} and {best[row]}"
 
 
 def _walks(step: Captured, rows: np.ndarray, number: int, plan: SamplerPlan, seed: int) -> Check:

@@ -90,7 +90,7 @@ def distances(ours: Boundary, theirs: Boundary) -> dict[str, Distance]:
         # The draft head has no slot 0; the last token's is written when the next is drafted.
         filled = slice(1, ours.start + 1)
         found["MTP KV"] = _layers(_sides(ours.mtp_kv, theirs.mtp_kv, filled))
-        rows = min(len(ours.mtp_hidden), len(theirs.mtp_hidden))
+        rows = min(len(ours.mtp_hidden), len(theirs.mtp_hidden)) or 1
         found["MTP hidden"] = _layers([(ours.mtp_hidden[-rows:], theirs.mtp_hidden[-rows:])])
     rows = min(len(ours.logits), len(theirs.logits))
     a, b = ours.logits[-rows:], theirs.logits[-rows:].to(ours.logits.device)

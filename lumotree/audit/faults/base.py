@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -47,6 +48,11 @@ class Fault:
             for patch in self.patches(mutation):
                 stack.enter_context(patch)
             yield mutation
+
+
+def captured_module(name: str) -> Any:
+    """lumotree.captured.NAME where captured steps are in use, else None: it needs Triton."""
+    return sys.modules.get(f"lumotree.captured.{name}")
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Faults of publication: the path that the state follows, and the surfaces that follow it.
 
-Planted at the two places that publish: `TreeRows.publish` of the decoder and `PathScan.publish`,
-the verifier that the component audit takes apart. Where a state must have followed another path,
+Planted at the places that publish: the rows that a decoder verified, and `PathScan`, the verifier
+that the component audit takes apart. Where a state must have followed another path,
 publication really runs along that path, is taken back, and runs again along the right one; then
 the surfaces of the first run are put in place. So nothing here depends on how a state is
 advanced.
@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from lumotree.audit.faults.base import Fault, Mutation, replaced
+from lumotree.audit.faults.base import Fault, Mutation, captured_module, replaced
 from lumotree.model.rows import TreeRows
 from lumotree.ops.gdn import Path
 from lumotree.state import HybridState
@@ -27,13 +27,29 @@ from lumotree.verifiers.path_scan import PathScan
 Alter = Callable[[TreeDescriptor, list[int], list[int] | None], list[int] | None]
 
 
+def published(of_rows, of_verifier=None) -> list[AbstractContextManager]:
+    """Patches of `publish` of a decoder's rows, in plain and in captured steps; of PathScan."""
+    patches = [replaced(TreeRows, "publish", of_rows)]
+    captured = captured_module("decoder")
+    if captured is not None:
+        patches.append(replaced(captured._Rows, "publish", of_rows))
+    if of_verifier is not None:
+        patches.append(replaced(PathScan, "publish", of_verifier))
+    return patches
+
+
+def tree_of(rows) -> TreeDescriptor:
+    """The tree that a decoder's rows were verified in."""
+    return rows.index.tree if isinstance(rows, TreeRows) else rows.decoder.active_tree
+
+
 class Before:
     """The surfaces that publication advances, to take it back. The tree's own slots included."""
 
-    def __init__(self, rows: TreeRows) -> None:
+    def __init__(self, rows) -> None:
         state = rows.state
         self.rows, self.state = rows, state
-        self.window = slice(rows.prefix, rows.prefix + rows.count)
+        self.window = slice(rows.prefix, rows.prefix + len(tree_of(rows)))
         self.recurrent, self.conv = state.recurrent.clone(), state.conv.clone()
         self.keys = state.kv.keys[:, :, self.window].clone()
         self.values = state.kv.values[:, :, self.window].clone()
@@ -46,6 +62,8 @@ class Before:
         state.kv.keys[:, :, self.window] = self.keys
         state.kv.values[:, :, self.window] = self.values
         state.mtp_hidden, state.length = self.mtp_hidden, self.length
+        if not isinstance(self.rows, TreeRows):  # captured steps keep the length on the device
+            self.rows.decoder.request.length.fill_(self.length)
 
 
 def followed(alter: Alter, surfaces: Sequence[str]):
@@ -60,10 +78,10 @@ def followed(alter: Alter, surfaces: Sequence[str]):
             return found
 
         def of_rows(publish):
-            def wrapped(rows: TreeRows, path: list[int], hidden: Tensor) -> None:
+            def wrapped(rows, path: list[int], hidden: Tensor) -> None:
                 if mutation.inside or rows.state is None:
                     return publish(rows, path, hidden)
-                wrong = other_path(rows.index.tree, path)
+                wrong = other_path(tree_of(rows), path)
                 if wrong is None:
                     return publish(rows, path, hidden)
                 mutation.inside = True
@@ -91,10 +109,7 @@ def followed(alter: Alter, surfaces: Sequence[str]):
 
             return wrapped
 
-        return [
-            replaced(TreeRows, "publish", of_rows),
-            replaced(PathScan, "publish", of_verifier),
-        ]
+        return published(of_rows, of_verifier)
 
     return patches
 
@@ -104,7 +119,7 @@ def kept_back(surface: str):
 
     def patches(mutation: Mutation) -> list[AbstractContextManager]:
         def of_rows(publish):
-            def wrapped(rows: TreeRows, path: list[int], hidden: Tensor) -> None:
+            def wrapped(rows, path: list[int], hidden: Tensor) -> None:
                 if mutation.inside or rows.state is None:
                     return publish(rows, path, hidden)
                 mutation.inside = True
@@ -125,10 +140,7 @@ def kept_back(surface: str):
 
             return wrapped
 
-        return [
-            replaced(TreeRows, "publish", of_rows),
-            replaced(PathScan, "publish", of_verifier),
-        ]
+        return published(of_rows, of_verifier)
 
     return patches
 
@@ -141,7 +153,7 @@ def swapped_rings(mutation: Mutation) -> list[AbstractContextManager]:
         recurrent[:2] = recurrent[:2].flip(0)
 
     def of_rows(publish):
-        def wrapped(rows: TreeRows, path: list[int], hidden: Tensor) -> None:
+        def wrapped(rows, path: list[int], hidden: Tensor) -> None:
             ours = not mutation.inside and rows.state is not None and len(rows.state.recurrent) > 1
             if not ours:
                 return publish(rows, path, hidden)
@@ -167,27 +179,27 @@ def swapped_rings(mutation: Mutation) -> list[AbstractContextManager]:
 
         return wrapped
 
-    return [replaced(TreeRows, "publish", of_rows), replaced(PathScan, "publish", of_verifier)]
+    return published(of_rows, of_verifier)
 
 
 def rows_for_slots(mutation: Mutation) -> list[AbstractContextManager]:
     """Keys and values are taken from the slot with the row's number, not from the row's slot."""
 
     def of_rows(publish):
-        def wrapped(rows: TreeRows, path: list[int], hidden: Tensor) -> None:
-            slots = rows.index.tree.slots
+        def wrapped(rows, path: list[int], hidden: Tensor) -> None:
+            slots = tree_of(rows).slots
             if rows.state is None or all(slots[row] == row for row in path):
                 return publish(rows, path, hidden)
             mutation.count += 1
             before = Before(rows)
             publish(rows, path, hidden)
-            stop = rows.prefix + len(path)
-            for side, saved in ((rows.cache.keys, before.keys), (rows.cache.values, before.values)):
-                side[:, :, rows.prefix : stop] = saved[:, :, path]
+            kv, place = rows.state.kv, slice(before.length, before.length + len(path))
+            for side, saved in ((kv.keys, before.keys), (kv.values, before.values)):
+                side[:, :, place] = saved[:, :, path]
 
         return wrapped
 
-    return [replaced(TreeRows, "publish", of_rows)]
+    return published(of_rows)
 
 
 def _put(state: HybridState, kept: dict[str, Tensor]) -> int:

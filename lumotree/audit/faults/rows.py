@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lumotree import decoder
-from lumotree.audit.faults.base import Fault, Mutation, replaced
+from lumotree.audit.faults.base import Fault, Mutation, captured_module, replaced
 from lumotree.draft import mtp
 from lumotree.draft.plan import Proposal
 from lumotree.model import hybrid
@@ -31,18 +31,42 @@ def stale_root(mutation: Mutation) -> list[AbstractContextManager]:
 
         return wrapped
 
-    return [replaced(decoder.Decoder, "verify", make)]
+    return _verifying(make)
+
+
+def _verifying(make) -> list[AbstractContextManager]:
+    """Patches of `verify` of plain and of captured steps."""
+    captured = captured_module("decoder")
+    kinds = [decoder.Decoder] + ([captured.CapturedDecoder] if captured is not None else [])
+    return [replaced(kind, "verify", make) for kind in kinds]
 
 
 def position_off_by_one(mutation: Mutation) -> list[AbstractContextManager]:
-    def make(init):
+    """Plain steps look their rotations up when rows are made; captured ones read the table."""
+
+    def rows(init):
         def wrapped(self, index, cache, prefix, rope, *rest, **named):
             mutation.count += 1
             return init(self, index, cache, prefix, rope[1:], *rest, **named)
 
         return wrapped
 
-    return [replaced(TreeRows, "__init__", make)]
+    def captured_verify(verify):
+        def wrapped(self, state, proposal):
+            mutation.count += 1
+            right = self.model.rope.clone()
+            self.model.rope.copy_(right.roll(-1, 0))
+            verified = verify(self, state, proposal)
+            self.model.rope.copy_(right)  # on the device's own time, after the step
+            return verified
+
+        return wrapped
+
+    patches = [replaced(TreeRows, "__init__", rows)]
+    captured = captured_module("decoder")
+    if captured is not None:
+        patches.append(replaced(captured.CapturedDecoder, "verify", captured_verify))
+    return patches
 
 
 def no_refill(mutation: Mutation) -> list[AbstractContextManager]:
@@ -106,7 +130,9 @@ def duplicate_sibling(mutation: Mutation) -> list[AbstractContextManager]:
 
         return wrapped
 
-    return [replaced(decoder, "fill", make)]
+    captured = captured_module("decoder")
+    modules = [decoder] + ([captured] if captured is not None else [])
+    return [replaced(module, "fill", make) for module in modules]
 
 
 def no_reset(mutation: Mutation) -> list[AbstractContextManager]:
