@@ -19,15 +19,16 @@ CPU = torch.device("cpu")
 KINDS = ("linear_attention", "linear_attention", "full_attention")
 TOKENS = torch.tensor([5, 0, 96, 41, 41, 7, 88, 13, 2, 60, 33])
 
-# Hidden 32 times 4, 5, 8 and 10; two to six value heads a key head; tied and untied.
+# Hidden 32 times 4, 5, 8, 10 and 20; two to three value heads a key head; tied and untied.
 WIDE = {
     "times 4, tied": dict(hidden_size=128, tie_word_embeddings=True),
     "times 5, untied": dict(hidden_size=160, vocab_size=131, linear_num_value_heads=18),
     "times 8, tied, no vocabulary over": dict(
         hidden_size=256, vocab_size=97, tie_word_embeddings=True, num_key_value_heads=4
     ),
-    "times 10, untied, two more layers": dict(
-        hidden_size=320, layer_types=("linear_attention", "full_attention", *KINDS)
+    "times 10, tied": dict(hidden_size=320, tie_word_embeddings=True),
+    "times 20, untied, fewer dead layers": dict(
+        hidden_size=640, layer_types=("linear_attention", "full_attention", *KINDS)
     ),
 }
 BASE = dict(
