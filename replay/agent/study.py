@@ -15,15 +15,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lumotree.errors import ArmError
-from replay.agent import counters
-from replay.agent.attempt import (
-    STEPS,
-    SUBMITTED,
-    Attempt,
-    Budget,
-    attempt,
-    external_attempt,
-)
+from replay.agent.attempt import Attempt, Budget, attempt, external_attempt
+from replay.agent.boundaries import Boundaries
 from replay.agent.client import ChatClient
 from replay.agent.grading import Grader
 from replay.agent.loop import Exchange
@@ -120,7 +113,7 @@ class Study:
         known["decodes"] = arm.decodes
         self.folder.write_run()
         try:
-            with _Boundaries(arm, known, self.parallel) as boundaries:
+            with Boundaries(arm, known, self.parallel) as boundaries:
                 if self.parallel == 1:
                     for task in tasks:
                         self._task(arm, task, boundaries)
@@ -132,7 +125,7 @@ class Study:
             arm.stop()
             self.folder.write_run()
 
-    def _task(self, arm: ServedArm, task: Task, boundaries: _Boundaries) -> None:
+    def _task(self, arm: ServedArm, task: Task, boundaries: Boundaries) -> None:
         with tempfile.TemporaryDirectory(
             prefix="lumotree-task-", ignore_cleanup_errors=True
         ) as place:
@@ -244,70 +237,6 @@ class Study:
             lines = corpus_lines(task.id, made.exchanges)
             encoded = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
             self.folder.write(place("recorded", "jsonl"), encoded)
-
-
-class _Boundaries:
-    """Scrapes around tasks, or around the whole arm when tasks run beside one another."""
-
-    def __init__(self, arm: ServedArm, known: dict[str, Any], parallel: int) -> None:
-        self._arm, self._known, self._parallel = arm, known, parallel
-        self._previous: counters.Counters | None = None
-        self._begin: counters.Counters | None = None
-        self._lock = threading.Lock()
-        self._sent: int | None = 0
-        self._tokens: int | None = 0
-
-    def __enter__(self) -> _Boundaries:
-        self._begin = self._previous = counters.scrape(self._arm.url)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._parallel == 1 or self._begin is None:
-            return
-        end = counters.settled(self._arm.url)
-        if end is not None:
-            # One entry per start of the server: a resumed study has several.
-            part = _compare(None, self._begin, end, self._sent, self._tokens)
-            self._known.setdefault("segments", []).append(part)
-
-    def before(self) -> counters.Counters | None:
-        return counters.scrape(self._arm.url) if self._parallel == 1 else None
-
-    def after(self, before: counters.Counters | None, made: Attempt) -> dict[str, Any] | None:
-        """The differences of one task and what is wrong with them; None without counters."""
-        sent = len(made.exchanges) or None
-        tokens = made.completion_tokens if made.exchanges else None
-        if made.exit_status not in (SUBMITTED, STEPS):
-            # A request that broke off is counted by some servers and not by others.
-            sent = tokens = None
-        with self._lock:
-            self._sent = None if None in (sent, self._sent) else self._sent + sent
-            self._tokens = None if None in (tokens, self._tokens) else self._tokens + tokens
-        if before is None:
-            return None
-        after = counters.settled(self._arm.url)
-        if after is None:
-            return None
-        seen = _compare(self._previous, before, after, sent, tokens)
-        self._previous = after
-        return seen
-
-
-def _compare(
-    previous: counters.Counters | None,
-    before: counters.Counters,
-    after: counters.Counters,
-    sent: int | None,
-    tokens: int | None,
-) -> dict[str, Any]:
-    found = counters.difference(before, after)
-    return {
-        "before": before.as_dict(),
-        "after": after.as_dict(),
-        "difference": found.as_dict(),
-        "tok_s": found.tok_s,
-        "faults": counters.faults(previous, before, after, sent, tokens),
-    }
 
 
 def corpus_lines(task_id: str, exchanges: Sequence[Exchange]) -> list[dict[str, Any]]:

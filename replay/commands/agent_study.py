@@ -68,7 +68,9 @@ def agent_study(
         help="bubblewrap or unshare; default: the first that works. none: the agent's "
         "commands run uncontained.",
     ),
-    parallel: int = typer.Option(1, help="Tasks at a time. Above 1 there is no rate per task."),
+    parallel: int = typer.Option(
+        1, help="Tasks at a time, also of --check and --compute. Above 1 there is no rate per task."
+    ),
     record: Path = typer.Option(None, help="Also write every request of the study as a corpus."),
     out: Path = typer.Option(None, help="Study folder. Default runs/<time>-agent-study."),
     resume: Path = typer.Option(None, help="Continue this study with its own options."),
@@ -134,7 +136,7 @@ def agent_study(
         return
     contained = Sandbox.choose(options.sandbox)
     if check or compute:
-        _judge(chosen, workspaces, contained, compute, quiet)
+        _judge(chosen, workspaces, contained, compute, parallel)
         return
     _run(
         chosen,
@@ -197,24 +199,27 @@ def _prepare(tasks: list[Task], workspaces: Any, quiet: bool) -> None:
             say(f"{task.id}: ready")
 
 
-def _judge(tasks: list[Task], workspaces: Any, contained: Any, compute: bool, quiet: bool) -> None:
+def _judge(
+    tasks: list[Task], workspaces: Any, contained: Any, compute: bool, parallel: int
+) -> None:
     """--check and --compute: one line a task on stdout; exit code 1 when one is not as it says."""
+    from concurrent.futures import ThreadPoolExecutor
+
     from replay.agent.grading import Grader
     from replay.agent.tasks import save_task
 
     grader = Grader(workspaces, contained)
     wrong = 0
-    for task in tasks:
+    with ThreadPoolExecutor(parallel) as pool:
         if compute:
-            found = grader.compute(task)
-            save_task(found, task.folder / f"{task.id}.json")
-            print(
-                f"{task.id}: {len(found.fail_to_pass)} to mend, {len(found.pass_to_pass)} to keep"
-            )
-            continue
-        fault = grader.check(task)
-        wrong += fault is not None
-        print(f"{task.id}: {fault or 'red before the fix, green after'}", flush=True)
+            for found in pool.map(grader.compute, tasks):
+                save_task(found, found.folder / f"{found.id}.json")
+                counts = f"{len(found.fail_to_pass)} to mend, {len(found.pass_to_pass)} to keep"
+                print(f"{found.id}: {counts}", flush=True)
+        else:
+            for task, fault in zip(tasks, pool.map(grader.check, tasks), strict=True):
+                wrong += fault is not None
+                print(f"{task.id}: {fault or 'red before the fix, green after'}", flush=True)
     if wrong:
         raise typer.Exit(1)
 
