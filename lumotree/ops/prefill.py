@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 import triton
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lumotree.ops.prefill_kernels import (
     attention_kernel,
@@ -27,14 +26,13 @@ class DeltaLaunch:
     """How the delta rule runs; block and stages change no bit.
 
     block: value columns a program of the walk holds. stages: chunks in flight. group: value
-    heads per program of the local kernel. registers: what a thread of it may use: programs of
-    few registers spill a little, but more of them hide each other's latency.
+    heads per program of the local kernel.
     """
 
     block: int = 64
     stages: int = 3
     group: int = 1
-    registers: int | None = 168
+    local_warps: int = 4
 
 
 @dataclass(frozen=True)
@@ -66,12 +64,12 @@ def operand_dtype(dtype: torch.dtype) -> torch.dtype:
 def choose_delta(dk: int, dv: int, dtype: torch.dtype, device: torch.device) -> DeltaLaunch:
     """As many chunks in flight as shared memory holds; float32 tiles are half as wide."""
     wide = dtype == torch.float32
-    block = min(32 if wide else 64, dv)
     size = torch.finfo(operand_dtype(dtype)).bits // 8
-    chunk = DELTA_CHUNK * (2 * dk + block + 2 * DELTA_CHUNK) * size
-    # Beside the chunks in flight there is one of outputs, in float32 at most.
-    room = (shared_limit(device) - SPARE_BYTES - 4 * DELTA_CHUNK * block) // chunk
-    return DeltaLaunch(block=block, stages=max(1, min(1 if wide else 3, room)))
+    chunk = 2 * DELTA_CHUNK * (dk + DELTA_CHUNK) * size
+    room = (shared_limit(device) - SPARE_BYTES) // chunk
+    return DeltaLaunch(
+        block=min(32 if wide else 64, dv), stages=max(1, min(1 if wide else 3, room))
+    )
 
 
 def choose_attention(d: int, dtype: torch.dtype, device: torch.device) -> AttentionLaunch:
@@ -98,9 +96,10 @@ def delta_chunk(
     """Gated delta rule over a run of n >= 1 tokens; `state` is advanced in place.
 
     query, key [n, key heads, dk], normalised, queries scaled, best in `operand_dtype`; value
-    [n, heads, dv] in the model dtype; g (log decay) and beta float32 [n, heads]; state float32
-    [heads, dk, dv]. Returns [n, heads, dv] in value's dtype, or `out` [n, heads, dv] in its own.
-    value, g, beta, state and out are contiguous. Definition: `reference.delta_chunk`.
+    [n, heads, dv] in the model dtype (rows may be strided); g (log decay) and beta float32
+    [n, heads]; state float32 [heads, dk, dv]. Returns [n, heads, dv] in value's dtype, or `out`
+    [n, heads, dv] in its own. g, beta, state and out are contiguous. Definition:
+    `reference.delta_chunk`.
     """
     n, heads, dv = value.shape
     key_heads, dk = key.shape[1:]
@@ -125,21 +124,21 @@ def delta_chunk(
         n,
         GROUP=launch.group,
         **shape,
-        num_warps=4,
+        num_warps=launch.local_warps,
         num_stages=1,
-        maxnreg=launch.registers,
     )
-    tile = (DELTA_CHUNK, launch.block)
     delta_walk_kernel[(dv // launch.block, heads)](
-        _blocks(query.flatten(1), DELTA_CHUNK, dk),
-        _blocks(key.flatten(1), DELTA_CHUNK, dk),
-        _blocks(value.flatten(1), *tile),
-        _blocks(solve.flatten(0, 2), DELTA_CHUNK, DELTA_CHUNK),
-        _blocks(local.flatten(0, 2), DELTA_CHUNK, DELTA_CHUNK),
+        query,
+        key,
+        value,
+        solve,
+        local,
         decay,
         state,
-        _blocks(out.flatten(1), *tile),
+        out,
+        n,
         chunks,
+        value.stride(0),
         DV=dv,
         BV=launch.block,
         STAGES=launch.stages,
@@ -147,11 +146,6 @@ def delta_chunk(
         num_warps=4,
     )
     return out
-
-
-def _blocks(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """A matrix as a kernel reads it in blocks; past its edges are zeros."""
-    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, columns])
 
 
 def prefill_attention(
@@ -177,9 +171,7 @@ def prefill_attention(
     q = q.contiguous()
     out = torch.empty_like(q)
     attention_kernel[(-(-n // launch.rows), heads)](
-        _blocks(q.view(n, heads * d), launch.rows, d),
-        _blocks(keys.view(-1, d), launch.keys, d),
-        _blocks(values.view(-1, d), launch.keys, d),
+        q,
         keys,
         values,
         q if gate is None else gate,

@@ -59,14 +59,13 @@ def _inverse(a, C: tl.constexpr, OPERAND: tl.constexpr):
     t += _product(t, d)
     wide = tl.broadcast_to(tl.expand_dims(t, 2), (count, BLOCK, count, BLOCK))
     whole = tl.reshape(tl.where(block_row == block_column, wide, 0.0), (C, C))
-    rounded = a.to(OPERAND)
     size = BLOCK
     for _ in tl.static_range(2):
         # Of each pair of blocks, what lies below both.
         below = (row // (2 * size) == column // (2 * size)) & (row // size != column // size)
-        e = tl.where(below, rounded, 0.0)
-        t16 = whole.to(OPERAND)
-        whole -= _product(_product(t16, e).to(OPERAND), t16)
+        e = tl.where(below, a, 0.0).to(OPERAND)
+        rounded = whole.to(OPERAND)
+        whole -= _product(_product(rounded, e).to(OPERAND), rounded)
         size *= 2
     return whole
 
@@ -97,6 +96,9 @@ def delta_local_kernel(
     inside = token < n
     at = (token[:, None] * KEY_HEADS + key_head) * DK + tl.arange(0, DK)[None, :]
     key = tl.load(key_ptr + at, mask=inside[:, None], other=0.0)
+    query = tl.load(query_ptr + at, mask=inside[:, None], other=0.0)
+    key_key = _product(key, tl.trans(key))
+    query_key = _product(query, tl.trans(key))
     row, column = place[:, None], place[None, :]
     square = row * C + column
     for r in range(GROUP):
@@ -110,28 +112,26 @@ def delta_local_kernel(
         tl.store(decay_ptr + tile * 2 * C + place, tl.exp(fall))
         tl.store(decay_ptr + tile * 2 * C + C + place, tl.exp(last - fall))
         between = tl.exp(tl.where(row >= column, fall[:, None] - fall[None, :], 0.0))
-        products = _product(key, tl.trans(key))
-        a = tl.where(row > column, products * between * beta[:, None], 0.0)
+        local = tl.where(row >= column, query_key * between, 0.0)
+        tl.store(local_ptr + tile.to(tl.int64) * (C * C) + square, local.to(operand))
+        a = tl.where(row > column, key_key * between * beta[:, None], 0.0)
         solve = _inverse(a, C, operand) * beta[None, :]
         tl.store(solve_ptr + tile.to(tl.int64) * (C * C) + square, solve.to(operand))
-        query = tl.load(query_ptr + at, mask=inside[:, None], other=0.0)
-        products = _product(query, tl.trans(key))
-        between = tl.exp(tl.where(row >= column, fall[:, None] - fall[None, :], 0.0))
-        local = tl.where(row >= column, products * between, 0.0)
-        tl.store(local_ptr + tile.to(tl.int64) * (C * C) + square, local.to(operand))
 
 
 @triton.jit
 def delta_walk_kernel(
-    query,  # OPERAND [n, key heads dk] in blocks [C, dk]
-    key,  # OPERAND [n, key heads dk] in blocks [C, dk]
-    value,  # [n, heads dv] in blocks [C, BV]
-    solve,  # OPERAND [heads chunks C, C] in blocks [C, C]
-    local,  # OPERAND [heads chunks C, C] in blocks [C, C]
+    query_ptr,  # OPERAND [n, key heads, dk]
+    key_ptr,  # OPERAND [n, key heads, dk]
+    value_ptr,  # [n, heads, dv], rows value_stride apart
+    solve_ptr,  # OPERAND [heads, chunks, C, C]
+    local_ptr,  # OPERAND [heads, chunks, C, C]
     decay_ptr,  # float32 [heads, chunks, 2, C]
     state_ptr,  # float32 [heads, dk, dv], advanced in place
-    out,  # [n, heads dv] in blocks [C, BV]
+    out_ptr,  # [n, heads, dv]
+    n,
     chunks,
+    value_stride,
     HEADS: tl.constexpr,
     KEY_HEADS: tl.constexpr,
     DK: tl.constexpr,
@@ -140,70 +140,84 @@ def delta_walk_kernel(
     C: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """One program: one head, one tile of values, all chunks in turn.
-
-    Matrices are tensor descriptors: what lies past their rows reads as zeros and is not written.
-    """
+    """One program: one head, one tile of values, all chunks in turn."""
     head = tl.program_id(1)
-    key_column = head // (HEADS // KEY_HEADS) * DK
-    first = tl.program_id(0) * BV
-    operand: tl.constexpr = key.dtype
+    key_head = head // (HEADS // KEY_HEADS)
+    operand: tl.constexpr = key_ptr.dtype.element_ty
+    column = tl.program_id(0) * BV + tl.arange(0, BV)
+    dim = tl.arange(0, DK)
     place = tl.arange(0, C)
-    tile = head * DK * DV + tl.arange(0, DK)[None, :] * DV + (first + tl.arange(0, BV))[:, None]
+    square = place[:, None] * C + place[None, :]
+    tile = head * DK * DV + dim[None, :] * DV + column[:, None]
     state = tl.load(state_ptr + tile)
-    decay_ptr += head * chunks * (2 * C)
     for chunk in tl.range(0, chunks, num_stages=STAGES):
-        token = chunk * C
-        keys = key.load([token, key_column])
-        queries = query.load([token, key_column])
-        values = value.load([token, head * DV + first])
-        block = (head * chunks + chunk) * C
-        solving = solve.load([block, 0])
-        within = local.load([block, 0])
-        grown = tl.load(decay_ptr + chunk * (2 * C) + place)
-        left = tl.load(decay_ptr + chunk * (2 * C) + C + place)
-        keep = tl.load(decay_ptr + chunk * (2 * C) + C - 1)
+        token = chunk * C + place
+        inside = (token < n)[:, None]
+        at = (token[:, None] * KEY_HEADS + key_head) * DK + dim[None, :]
+        key = tl.load(key_ptr + at, mask=inside, other=0.0)
+        query = tl.load(query_ptr + at, mask=inside, other=0.0)
+        at = token.to(tl.int64)[:, None] * value_stride + head * DV + column[None, :]
+        value = tl.load(value_ptr + at, mask=inside, other=0.0)
+        block = head * chunks + chunk
+        solve = tl.load(solve_ptr + block.to(tl.int64) * (C * C) + square)
+        local = tl.load(local_ptr + block.to(tl.int64) * (C * C) + square)
+        grown = tl.load(decay_ptr + block * 2 * C + place)
+        left = tl.load(decay_ptr + block * 2 * C + C + place)
+        keep = tl.load(decay_ptr + block * 2 * C + C - 1)
         rounded = state.to(operand)
-        held = _product(rounded, tl.trans(keys)) * grown[None, :]
-        rest = tl.trans(values).to(tl.float32) - held
-        written = _product(rest.to(operand), tl.trans(solving))
-        read = _product(rounded, tl.trans(queries)) * grown[None, :]
-        read += _product(written.to(operand), tl.trans(within))
-        state = state * keep + _product((written * left[None, :]).to(operand), keys)
-        out.store([token, head * DV + first], tl.trans(read).to(out.dtype))
+        held = _product(rounded, tl.trans(key)) * grown[None, :]
+        rest = tl.trans(value).to(tl.float32) - held
+        written = _product(rest.to(operand), tl.trans(solve))
+        out = _product(rounded, tl.trans(query)) * grown[None, :]
+        out += _product(written.to(operand), tl.trans(local))
+        state = state * keep + _product((written * left[None, :]).to(operand), key)
+        at = (token.to(tl.int64)[:, None] * HEADS + head) * DV + column[None, :]
+        tl.store(out_ptr + at, tl.trans(out).to(out_ptr.dtype.element_ty), mask=inside)
     tl.store(state_ptr + tile, state)
 
 
 @triton.jit
-def _add_block(q, key, value, column, position, first, top, mass, total, MASKED: tl.constexpr,
-               FIRST: tl.constexpr):  # fmt: skip
-    """Adds one block of keys, at slots `column`, to the running softmax (top, mass, total)."""
-    scores = _product(q, tl.trans(key))
-    if MASKED:
-        scores = tl.where(column[None, :] <= position[:, None], scores, float("-inf"))
-    if FIRST:
-        seen = (column >= first)[None, :] | (position < first)[:, None]
-        scores = tl.where(seen, scores, float("-inf"))
-    higher = tl.maximum(top, tl.max(scores, 1) * LOG2_E)
-    shift = tl.where(higher == float("-inf"), 0.0, higher)
-    weights = tl.exp2(scores * LOG2_E - shift[:, None])
-    shrink = tl.exp2(top - shift)
-    mass = mass * shrink + tl.sum(weights, 1)
-    total = total * shrink[:, None]
-    if INTERPRETED:
-        total += _product(weights.to(value.dtype), value)
-    else:
-        total = tl.dot(weights.to(value.dtype), value, total, input_precision="tf32x3")
-    return higher, mass, total
+def _attend(
+    q, top, mass, total, key_ptr, value_ptr, low, high, position, stop, first,
+    D: tl.constexpr, BN: tl.constexpr, MASKED: tl.constexpr, FIRST: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """Adds the keys low .. high, in blocks of BN, to the running softmax (top, mass, total)."""
+    dim = tl.arange(0, D)[None, :]
+    for block in tl.range(low, high, BN, num_stages=STAGES):
+        column = block + tl.arange(0, BN)
+        at = column[:, None] * D + dim
+        if MASKED:  # slots past the run may hold anything
+            key = tl.load(key_ptr + at, mask=(column < stop)[:, None], other=0.0)
+            value = tl.load(value_ptr + at, mask=(column < stop)[:, None], other=0.0)
+        else:
+            key = tl.load(key_ptr + at)
+            value = tl.load(value_ptr + at)
+        scores = _product(q, tl.trans(key))
+        if MASKED:
+            scores = tl.where(column[None, :] <= position[:, None], scores, float("-inf"))
+        if FIRST:
+            seen = (column >= first)[None, :] | (position < first)[:, None]
+            scores = tl.where(seen, scores, float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, 1) * LOG2_E)
+        shift = tl.where(higher == float("-inf"), 0.0, higher)
+        weights = tl.exp2(scores * LOG2_E - shift[:, None])
+        shrink = tl.exp2(top - shift)
+        mass = mass * shrink + tl.sum(weights, 1)
+        total = total * shrink[:, None]
+        if INTERPRETED:
+            total += _product(weights.to(value.dtype), value)
+        else:
+            total = tl.dot(weights.to(value.dtype), value, total, input_precision="tf32x3")
+        top = higher
+    return top, mass, total
 
 
 @triton.jit
 def attention_kernel(
-    q,  # [n, heads d], scaled, in blocks [BM, d]
-    keys,  # [kv heads slots, d] in blocks [BN, d]
-    values,  # the same
-    key_ptr,  # [kv heads, slots, d]: the tensors behind the blocks
-    value_ptr,
+    q_ptr,  # [n, heads, d], scaled
+    key_ptr,  # [kv heads, slots, d]
+    value_ptr,  # [kv heads, slots, d]
     gate_ptr,  # [n, heads d], rows gate_stride apart, read only if GATE
     out_ptr,  # [n, heads, d]
     n,
@@ -226,10 +240,11 @@ def attention_kernel(
     """
     block = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest rows first
     head = tl.program_id(1)
-    base = head // (HEADS // KV_HEADS) * slots
+    base = (head // (HEADS // KV_HEADS)).to(tl.int64) * slots * D
     row = block * BM + tl.arange(0, BM)
     dim = tl.arange(0, D)
-    rows = q.load([block * BM, head * D])
+    at = (row.to(tl.int64)[:, None] * HEADS + head) * D + dim[None, :]
+    q = tl.load(q_ptr + at, mask=(row < n)[:, None], other=0.0)
     position = start + row
     stop = start + n
     low = (start + block * BM) // BN * BN  # up to here every row sees every key
@@ -237,21 +252,10 @@ def attention_kernel(
     top = tl.full([BM], float("-inf"), tl.float32)
     mass = tl.zeros([BM], tl.float32)
     total = tl.zeros([BM, D], tl.float32)
-    for slot in tl.range(0, low, BN, num_stages=STAGES):
-        top, mass, total = _add_block(
-            rows, keys.load([base + slot, 0]), values.load([base + slot, 0]),
-            slot + tl.arange(0, BN), position, first, top, mass, total, False, FIRST,
-        )  # fmt: skip
-    for slot in tl.range(low, high, BN, num_stages=1):
-        column = slot + tl.arange(0, BN)
-        at = (base + column).to(tl.int64)[:, None] * D + dim[None, :]
-        inside = (column < stop)[:, None]  # slots past the run may hold anything
-        key = tl.load(key_ptr + at, mask=inside, other=0.0)
-        value = tl.load(value_ptr + at, mask=inside, other=0.0)
-        top, mass, total = _add_block(
-            rows, key, value, column, position, first, top, mass, total, True, FIRST
-        )
-    at = (row.to(tl.int64)[:, None] * HEADS + head) * D + dim[None, :]
+    top, mass, total = _attend(q, top, mass, total, key_ptr + base, value_ptr + base, 0, low,
+                               position, stop, first, D, BN, False, FIRST, STAGES)  # fmt: skip
+    top, mass, total = _attend(q, top, mass, total, key_ptr + base, value_ptr + base, low, high,
+                               position, stop, first, D, BN, True, FIRST, STAGES)  # fmt: skip
     out = (total / mass[:, None]).to(out_ptr.dtype.element_ty)
     if GATE:
         gate_at = row.to(tl.int64)[:, None] * gate_stride + head * D + dim[None, :]

@@ -35,12 +35,11 @@ LAYERS, EVERY = 64, 4
 TOKENS = 16384
 BF16 = torch.bfloat16
 DELTA_LAUNCHES = [
-    DeltaLaunch(),
+    DeltaLaunch(stages=3),
     DeltaLaunch(stages=2),
-    DeltaLaunch(registers=128),
-    DeltaLaunch(registers=None),
-    DeltaLaunch(group=3),
-    DeltaLaunch(group=3, registers=128),
+    DeltaLaunch(stages=3, local_warps=8),
+    DeltaLaunch(stages=3, group=3),
+    DeltaLaunch(stages=3, group=3, local_warps=8),
 ]
 ATTENTION_LAUNCHES = [
     AttentionLaunch(128, 64, 8, 2),
