@@ -8,8 +8,8 @@ Bits: an output element is one chain over k in steps of BLOCK_K, within its shar
 (splits) are added in order by the kernels that read the partial sums. Neither depends on the row
 count, which only sets the narrow side of the instruction and a mask.
 
-Early start (PDL): a kernel lets the next one begin, LATE when its loads are done, and waits for
-the one in front before it touches anything that kernels write.
+Early start (PDL): a kernel lets the next one begin, a product when its loads are done, and waits
+for the one in front before it touches anything that kernels write.
 """
 
 from __future__ import annotations
@@ -58,7 +58,6 @@ def linear_kernel(
     TMA: tl.constexpr,
     EVEN: tl.constexpr,  # K is a multiple of BLOCK_K
     PDL: tl.constexpr,
-    LATE: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     row0 = tl.program_id(0) * BLOCK_N
@@ -67,8 +66,6 @@ def linear_kernel(
     first = steps * split // tl.num_programs(1)
     last = steps * (split + 1) // tl.num_programs(1)
     if PDL:
-        if not LATE:
-            gdc_launch_dependents()
         gdc_wait()
     acc = tl.zeros([BLOCK_N, ROWS], tl.float32)
     for step in range(first, last):
@@ -76,7 +73,7 @@ def linear_kernel(
         weight = _tile(w, row0, k, N, K, K, BLOCK_N, BLOCK_K, TMA, EVEN, "evict_first")
         tile = _tile(x, 0, k, rows, K, stride, ROWS, BLOCK_K, TMA, EVEN, "")
         acc = _dot(weight, tile, acc, WIDE)
-    if PDL and LATE:
+    if PDL:
         gdc_launch_dependents()
     n = row0 + tl.arange(0, BLOCK_N)
     row = tl.arange(0, ROWS)
@@ -99,14 +96,11 @@ def swiglu_kernel(
     TMA: tl.constexpr,
     EVEN: tl.constexpr,
     PDL: tl.constexpr,
-    LATE: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     """silu(gate) * up, rounded where the definition rounds: both products, silu, the result."""
     row0 = tl.program_id(0) * BLOCK_N
     if PDL:
-        if not LATE:
-            gdc_launch_dependents()
         gdc_wait()
     gate = tl.zeros([BLOCK_N, ROWS], tl.float32)
     up = tl.zeros([BLOCK_N, ROWS], tl.float32)
@@ -117,7 +111,7 @@ def swiglu_kernel(
         gate = _dot(weight, tile, gate, WIDE)
         weight = _tile(w, N + row0, k, 2 * N, K, K, BLOCK_N, BLOCK_K, TMA, EVEN, "evict_first")
         up = _dot(weight, tile, up, WIDE)
-    if PDL and LATE:
+    if PDL:
         gdc_launch_dependents()
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     gate = gate.to(dtype).to(tl.float32)
