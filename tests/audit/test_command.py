@@ -1,6 +1,8 @@
 """`lumotree audit` in process: output, files, exit codes, sentences."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -45,6 +47,18 @@ def soak(speaking, corpus, tmp_path, monkeypatch):
     out = tmp_path / "out"
     options = ("--model", speaking, "--device", "cpu", "--corpus", corpus, "--out", out, "--quick")
     return out, ("soak", *options)
+
+
+def test_help_loads_nothing_heavy():
+    code = (
+        "import sys\nfrom typer.testing import CliRunner\nfrom replay.cli import app\n"
+        "for name in 'component continuation sampler soak all faults'.split():\n"
+        "    done = CliRunner().invoke(app, ['audit', name, '--help'])\n"
+        "    assert done.exit_code == 0 and 'Example' in done.output, (name, done.output)\n"
+        "assert not {'torch', 'scipy', 'numpy', 'transformers'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_component_prints_a_table_and_leaves_its_files(tmp_path, monkeypatch):
