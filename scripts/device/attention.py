@@ -3,7 +3,7 @@
   python scripts/device/attention.py --out DIR      everything, 27B geometry, bfloat16
 
 Rows of a tree are compared bit for bit with root-only steps on linear caches; times are those of
-one layer in a graph of 16 with caches of their own. Writes DIR/attention.json after every step.
+one layer in a graph of 16 with caches of their own. Writes DIR/attention.json after every step, and exits with 1 when a check failed.
 """
 
 from __future__ import annotations
@@ -156,6 +156,7 @@ def check_rows(step: Step, root: Step, length: int) -> int:
         alone = root.attend(mine, root.chunks(length + len(path) - 1), 1)
         equal += int(torch.equal(alone[0], out[row]))
     step.keys[1], step.values[1] = keys, values
+    assert equal == len(tree), f"{equal} of {len(tree)} rows are equal"
     return equal
 
 
@@ -249,7 +250,7 @@ def warm(part: int, parts: int, launches: list[Launch]) -> None:
     torch.cuda.synchronize()
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default="results/h200")
     parser.add_argument("--warm")
@@ -261,7 +262,8 @@ def main() -> None:
     launches += [replace(launches[0], early=False), replace(launches[0], tma=False)]
     if options.warm:
         part, parts = map(int, options.warm.split("/"))
-        return warm(part, parts, launches)
+        warm(part, parts, launches)
+        return 0
     helpers = [
         subprocess.Popen([sys.executable, __file__, "--warm", f"{i}/{len(launches)}"])
         for i in range(len(launches))
@@ -344,8 +346,10 @@ def main() -> None:
         )
         sys.stdout.flush()
         keep()
+    found = [*report["checks"].values(), *(entry.get("error") for entry in report["variants"])]
+    return int(any("FAILED" in str(x) or "Error" in str(x) for x in found))
 
 
 if __name__ == "__main__":
     torch.set_grad_enabled(False)
-    main()
+    sys.exit(main())
