@@ -3,7 +3,8 @@
   python scripts/device/attention.py --out DIR      everything, 27B geometry, bfloat16
 
 Rows of a tree are compared bit for bit with root-only steps on linear caches; times are those of
-one layer in a graph of 16 with caches of their own. Writes DIR/attention.json after every step, and exits with 1 when a check failed.
+one layer in a graph of 16 with caches of their own. Writes DIR/attention.json after every step
+and exits with 1 when a check failed.
 """
 
 from __future__ import annotations
