@@ -8,13 +8,14 @@ import torch
 import triton
 from torch import Tensor
 
+from lumotree.ops.attention_kernels import prepare_kernel
 from lumotree.ops.prefill_kernels import (
     attention_kernel,
     delta_local_kernel,
     delta_walk_kernel,
     swiglu_kernel,
 )
-from lumotree.ops.reference import DELTA_CHUNK
+from lumotree.ops.reference import DELTA_CHUNK, Norm
 
 # Shared memory kept free for the layout changes of a kernel, bytes.
 SPARE_BYTES = 4096
@@ -146,6 +147,51 @@ def delta_chunk(
         num_warps=4,
     )
     return out
+
+
+def prepare_attention(
+    projected: Tensor,
+    norm: Norm,
+    rope: Tensor,
+    partner: Tensor,
+    start: int,
+    keys: Tensor,
+    values: Tensor,
+) -> Tensor:
+    """Norm and rotation of a run's queries and keys; its keys and values into the cache.
+
+    projected [n, q | k | v | gate] of positions start .. start + n - 1, in the model dtype and
+    contiguous; norm over [heads + kv heads, d]; rope [positions, 2, d] and partner int64 [d] as
+    in `reference.rope_table` and `rope_partner`; keys, values [kv heads, slots, d]. Returns q
+    [n, heads, d], scaled. The kernel is that of a verification step, so the bits are too.
+    """
+    n, d = projected.shape[0], partner.numel()
+    kv_heads, slots, _ = keys.shape
+    heads = projected.shape[1] // (2 * d) - kv_heads
+    place = torch.arange(start, start + n, dtype=torch.int32, device=projected.device)
+    q = projected.new_empty(n, heads, d)
+    prepare_kernel[(n, heads + 2 * kv_heads)](
+        projected,
+        norm.scale,
+        norm.eps,
+        rope,
+        partner,
+        torch.zeros_like(place[:1]),
+        place,
+        place,
+        q,
+        keys,
+        values,
+        n,
+        slots,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        D=d,
+        PDL=False,
+        num_warps=1,
+        enable_fp_fusion=False,
+    )
+    return q
 
 
 def prefill_attention(

@@ -24,7 +24,6 @@ import torch.nn.functional as F  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from lumotree.ops import gdn_prepare, linear, prefill, reference  # noqa: E402
-from lumotree.ops.attention_kernels import prepare_kernel as qkv_kernel  # noqa: E402
 from lumotree.ops.gdn import Operands  # noqa: E402
 from lumotree.ops.prefill import AttentionLaunch, DeltaLaunch  # noqa: E402
 
@@ -257,7 +256,6 @@ class Whole:
         )
         self.rope = reference.rope_table(slots, HEAD_DIM, ROTARY, 1e7, BF16, torch.device("cuda"))
         self.partner = reference.rope_partner(HEAD_DIM, ROTARY, torch.device("cuda"))
-        self.position = torch.arange(slots, device="cuda", dtype=torch.int32)
         self.marks: list[tuple[str, torch.cuda.Event]] | None = None
 
     def mark(self, name: str) -> None:
@@ -313,14 +311,9 @@ class Whole:
     def attention(self, i: int, projected: Tensor, start: int) -> Tensor:
         n = projected.shape[0]
         keys, values = self.kv[i // EVERY]
-        q = projected.new_empty(n, Q_HEADS, HEAD_DIM)
-        place = self.position[start : start + n]
-        qkv_kernel[(n, Q_HEADS + 2 * KV_HEADS)](
-            projected, self.qk_norm.scale, self.qk_norm.eps, self.rope, self.partner,
-            self.position, place, place, q, keys, values, n, keys.shape[1],
-            HEADS=Q_HEADS, KV_HEADS=KV_HEADS, D=HEAD_DIM, PDL=False, num_warps=1,
-            enable_fp_fusion=False,
-        )  # fmt: skip
+        q = prefill.prepare_attention(
+            projected, self.qk_norm, self.rope, self.partner, start, keys, values
+        )
         self.mark("attention prepare")
         gate = projected[:, -Q_HEADS * HEAD_DIM :]
         out = prefill.prefill_attention(q, keys, values, start, gate=gate)

@@ -104,6 +104,24 @@ def attention():
             near(found, want * torch.sigmoid(gate.float()).view_as(want), 2 * bound)
 
 
+def attention_operands():
+    heads, kv_heads, d, rotary, n, start = 4, 2, 32, 8, 5, 11
+    for dtype, bound in NEAR.items():
+        projected = normal(n, 2 * (heads + kv_heads) * d).to(dtype)
+        norm = reference.Norm.of(normal(heads + kv_heads, d), 1e-6)
+        rope = reference.rope_table(40, d, rotary, 1e4, dtype, DEVICE)
+        partner = reference.rope_partner(d, rotary, DEVICE)
+        cache = torch.full((2, kv_heads, 30, d), float("nan"), device=DEVICE, dtype=dtype)
+        q = ops.prepare_attention(projected, norm, rope, partner, start, *cache)
+        qk, v, _ = projected.view(n, -1, d).split((heads + kv_heads, kv_heads, heads), 1)
+        angles = reference.rope_angles(rope[start : start + n])
+        turned = reference.rope(reference.rms_norm(qk, norm), angles, partner)
+        near(q, turned[:, :heads], bound)
+        near(cache[0, :, start : start + n], turned[:, heads:].transpose(0, 1), bound)
+        assert torch.equal(cache[1, :, start : start + n], v.transpose(0, 1))
+        assert cache[:, :, :start].isnan().all() and cache[:, :, start + n :].isnan().all()
+
+
 def attention_alone():
     """A row's bits do not depend on the run it stands in."""
     q, keys, values = attention_inputs(60, 0, torch.bfloat16)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 SCENES = Path(__file__).with_name("prefill_scenes.py")
-NAMES = ["delta", "delta_alone", "attention", "attention_alone", "swiglu"]
+NAMES = ["delta", "delta_alone", "attention", "attention_operands", "attention_alone", "swiglu"]
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed"
 )
@@ -26,7 +26,7 @@ def test_in_the_interpreter():
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
 
