@@ -37,9 +37,9 @@ from lumotree.ops.linear_kernels import (
     sum_kernel,
     swiglu_kernel,
 )
-from lumotree.ops.reference import Norm, swiglu
+from lumotree.ops.reference import Norm
 
-# Rows the kernels take; more of them (a prompt) go to torch.mm.
+# Rows a product takes. A prompt has more: a library's product serves it better.
 MAX_ROWS = 128
 # Narrow side of the matrix instruction for this many rows or fewer.
 MIN_ROWS = 16
@@ -155,6 +155,8 @@ def _aligned(x: Tensor) -> bool:
 
 def _checked(x: Tensor, weight: Tensor) -> Tensor:
     """x with contiguous K; raises ValueError if it and the weight do not fit."""
+    if x.shape[0] > MAX_ROWS:
+        raise ValueError(f"{x.shape[0]} rows, at most {MAX_ROWS} have kernels: use torch.mm")
     if x.shape[1] != weight.shape[1]:
         raise ValueError(f"rows of {x.shape[1]} values for a weight of {weight.shape[1]} columns")
     if x.dtype != weight.dtype:
@@ -218,12 +220,10 @@ def linear(
 ) -> Tensor:
     """x [rows, K], packed [N, K] -> [rows, N] in out_dtype (x's), rounded once from float32.
 
-    More than MAX_ROWS rows are cuBLAS's, here and in the products below. Raises ValueError when
-    shapes or dtypes differ.
+    Raises ValueError, as do the products below, when shapes or dtypes do not fit or there are more
+    than MAX_ROWS rows.
     """
     x, dtype = _checked(x, packed), out_dtype or x.dtype
-    if x.shape[0] > MAX_ROWS:
-        return torch.mm(x, packed.t()).to(dtype)
     block = block or _chosen(x, packed)
     out = _product(x, packed, block, dtype)
     if block.splits == 1:
@@ -239,8 +239,6 @@ def linear(
 def linear_swiglu(x: Tensor, packed: Tensor, block: Block | None = None) -> Tensor:
     """x [rows, K], packed [2 F, K] (gate, then up) -> silu(gate) * up, [rows, F]."""
     x = _checked(x, packed)
-    if x.shape[0] > MAX_ROWS:
-        return swiglu(torch.mm(x, packed.t()))
     out = torch.empty(x.shape[0], packed.shape[0] // 2, dtype=x.dtype, device=x.device)
     _launch(x, packed, out, block or _chosen(x, packed, 2), 2)
     return out
@@ -256,9 +254,6 @@ def linear_add_norm(
 ) -> tuple[Tensor, Tensor]:
     """residual [rows, N] + x @ packed^T, rounded once, and its RMSNorm; both in x's dtype."""
     x, residual, (rows, width) = _checked(x, packed), residual.contiguous(), residual.shape
-    if rows > MAX_ROWS:
-        total = torch.addmm(residual, x, packed.t())
-        return total, rms_norm(total, norm)
     block = block or _chosen(x, packed)
     partial = _product(x, packed, block, torch.float32)
     total, normed = torch.empty_like(residual), torch.empty_like(residual)

@@ -154,7 +154,7 @@ def test_a_rows_bits_depend_on_nothing_else(device, kind):
     dtype = torch.bfloat16
     most, fewer = (16, (1, 11)) if device == "cpu" else (128, (1, 2, 16, 17, 28, 33, 64, 65))
     block = replace(BLOCK, hopper=True, **kind)
-    x, weight = draw((most, 160), dtype, device, 0), draw((80, 160), dtype, device, 1)
+    x, weight = draw((most, 96), dtype, device, 0), draw((80, 96), dtype, device, 1)
     residual = draw((most, 80), dtype, device, 2)
     norm = reference.Norm.of(torch.ones(80, device=device), 1e-6)
 
@@ -186,24 +186,12 @@ def test_rows_may_be_a_slice_of_wider_ones(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_many_rows_are_the_librarys(device):
-    x = draw((ops.MAX_ROWS + 1, 32), torch.float32, device, 0)
-    weight = draw((48, 32), torch.float32, device, 1)
-    close(ops.linear(x, weight), x.double() @ weight.double().t(), torch.float32, 4)
-    norm = reference.Norm.of(torch.ones(24, device=device), 1e-6)
-    residual = draw((x.shape[0], 24), torch.float32, device, 2)
-    got = ops.linear_swiglu(x, weight)
-    close(got, reference.swiglu(x @ weight.t()), torch.float32, 4)
-    total, normed = ops.linear_add_norm(residual, x, weight[:24], norm)
-    close(total, residual.double() + x.double() @ weight[:24].double().t(), torch.float32, 4)
-    close(normed, reference.rms_norm(total, norm), torch.float32)
-
-
-@pytest.mark.parametrize("device", DEVICES)
 def test_shapes_that_do_not_fit_are_named(device):
     x, weight = torch.zeros(2, 32, device=device), torch.zeros(48, 40, device=device)
     with pytest.raises(ValueError, match="32.*40"):
         ops.linear(x, weight)
+    with pytest.raises(ValueError, match="129 rows"):
+        ops.linear(torch.zeros(ops.MAX_ROWS + 1, 32, device=device), weight)
     with pytest.raises(ValueError, match="float32.*bfloat16"):
         ops.linear(x, torch.zeros(48, 32, device=device, dtype=torch.bfloat16))
 
