@@ -13,33 +13,28 @@ import torch
 
 SCENES = Path(__file__).with_name("gdn_prepare_scenes.py")
 NAMES = ["rows", "rows_alone", "run", "finish", "histories"]
-needs_triton = pytest.mark.skipif(
+pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed"
 )
 
 
-@needs_triton
-def test_in_the_interpreter():
+def run(device: str, **environment: str) -> None:
     done = subprocess.run(
-        [sys.executable, str(SCENES), "cpu", *NAMES],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
-@pytest.mark.parametrize("name", NAMES)
-def test_on_the_device(name):
-    done = subprocess.run(
-        [sys.executable, str(SCENES), "cuda", name],
+        [sys.executable, str(SCENES), device, *NAMES],
+        env={**os.environ, **environment},
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_in_the_interpreter():
+    run("cpu", TRITON_INTERPRET="1")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
+def test_on_the_device():
+    run("cuda")
