@@ -26,6 +26,7 @@ from replay.commands import (
     report,
     serve,
     tree,
+    variants,
 )
 
 INTERRUPTED = 130
@@ -81,6 +82,7 @@ def root(
 replay.register(app)
 compare.register(app)
 breakeven.register(app)
+variants.register(app)
 plot.register(app)
 report.register(app)
 export.register(app)

@@ -12,6 +12,8 @@ from replay.report.cells import Cell, Table, number, words
 from replay.report.view import RunView
 from replay.report.words import verdict_of
 
+DRAFTING_VARIANTS = ("lumotree:passes", "lumotree:draft_vocab", "lumotree:suffix")
+
 
 def replay_table(view: RunView) -> Table:
     """Decode rates, the paper's beside them."""
@@ -78,13 +80,21 @@ def phase_table(view: RunView) -> Table:
 
 
 def drafting_table(view: RunView) -> Table:
-    """Variants that draft with fewer passes."""
+    """The tree arm and its variants that draft otherwise; the paper's where it has them."""
     columns = [("arm", ""), ("tok/s", ""), ("accepted", "per step"), ("draft", "ms")]
     columns += [("step", "ms"), ("paper", "tok/s"), ("paper accepted", "per step")]
     columns += [("paper draft", "ms"), ("paper step", "ms")]
     rows = []
-    for name in (name for name in paper.DRAFTING if name in view.arms):
-        arm, theirs = view.arms[name], paper.DRAFTING[name]
+    nothing = dict.fromkeys(("tok_s", "accepted", "draft_ms", "step_ms"))
+    names = [name for name in paper.DRAFTING if name in view.arms]
+    names += [
+        arm.name
+        for arm in view.measured
+        if arm.name not in names and arm.name.startswith(DRAFTING_VARIANTS)
+    ]
+    for name in names:
+        arm = view.arms[name]
+        theirs = vars(paper.DRAFTING[name]) if name in paper.DRAFTING else nothing
         drafts = sum(arm.accepted_by_source.values())
         rows.append(
             [
@@ -93,8 +103,7 @@ def drafting_table(view: RunView) -> Table:
                 number(drafts / arm.steps if arm.steps else None),
                 number(arm.phases.get("draft")),
                 number(arm.number("ms_per_step")),
-                *(number(v) for v in (theirs.tok_s, theirs.accepted)),
-                *(number(v) for v in (theirs.draft_ms, theirs.step_ms)),
+                *(number(theirs[key]) for key in nothing),
             ]
         )
     return Table("drafting", "Drafting passes", columns, rows)

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lumotree.request import PHASES
+from replay.report.cells import Table as PageTable
 from replay.report.words import headline, interval_of
 
 NONE = "-"
@@ -249,3 +250,14 @@ def _table(title: str) -> Table:
 
 def _number(value: float | None) -> str:
     return NONE if value is None else f"{value:.2f}"
+
+
+def paper_table(data: PageTable) -> Table:
+    """A table of `replay.paper_tables` for a terminal."""
+    table = _table(data.title)
+    for (name, unit), right in zip(data.columns, data.numeric, strict=True):
+        heading = f"{name}\n{unit}" if unit else name
+        table.add_column(heading, justify="right" if right else "left", overflow="fold")
+    for row in data.rows:
+        table.add_row(*(cell.text for cell in row))
+    return table

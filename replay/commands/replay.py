@@ -150,17 +150,19 @@ def replay(
         raise LumoTreeError("no corpus is named", "lumotree replay corpora/first.jsonl --arms all")
     if resume is not None and out is not None:
         raise LumoTreeError("--resume and --out exclude each other: a resumed run stays in place")
-    _run(given, out, resume, report, as_json, quiet)
+    if not run(given, out, resume, report, as_json, quiet).ok:
+        raise typer.Exit(1)
 
 
-def _run(
+def run(
     given: dict[str, Any],
-    out: Path | None,
-    resume: Path | None,
-    report: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+    out: Path | None = None,
+    resume: Path | None = None,
+    report: bool = True,
+    as_json: bool = False,
+    quiet: bool = False,
+) -> Outcome:
+    """Runs or resumes a replay, prints what came of it and draws its report."""
     from replay.job import ReplayOptions, resume_replay, run_replay
     from replay.talk import Bar, say
 
@@ -189,8 +191,7 @@ def _run(
                 f"interrupted; continue with: lumotree replay --resume {shlex.quote(str(place[0]))}"
             )
         raise typer.Exit(130) from None
-    if not outcome.ok:
-        raise typer.Exit(1)
+    return outcome
 
 
 def _print_outcome(outcome: Outcome, as_json: bool, quiet: bool) -> None:

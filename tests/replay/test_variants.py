@@ -1,0 +1,52 @@
+"""Sets of variants, and the command that replays them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from arms.spec import parse_arms
+from lumotree.errors import LumoTreeError
+from replay.cli import app
+from replay.variants import SETS, variant_set
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_every_spec_of_a_set_is_an_arm(name):
+    specs = parse_arms(variant_set(name, 4096))
+    assert [str(spec) for spec in specs] == list(variant_set(name, 4096))
+    assert str(specs[0]) == "lumotree"
+
+
+def test_a_small_vocabulary_is_not_reduced():
+    assert not any("draft_vocab" in spec for spec in variant_set("drafting", 97))
+
+
+def test_an_unknown_set_names_those_there_are():
+    with pytest.raises(LumoTreeError, match="unknown set 'draft'") as error:
+        variant_set("draft")
+    assert "optimisations, drafting" in error.value.hint
+
+
+def test_drafting_variants_are_replayed_and_tabled(tmp_path):
+    out = tmp_path / "run"
+    arguments = ["variants", "corpora/first.jsonl", "--set", "drafting", "--runs", "1"]
+    arguments += ["--limit", "2", "--cap", "12", "--out", str(out), "--device", "cpu"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    summary = json.loads((out / "summary.json").read_text())
+    assert list(summary["arms"]) == list(variant_set("drafting", 4096))
+    assert "Drafting passes" in result.output
+    assert "lumotree:draft_vocab=512" in result.output
+
+
+def test_a_kernel_option_without_kernels_is_a_row_with_a_reason(tmp_path):
+    arguments = ["variants", "corpora/first.jsonl", "--arm", "lumotree"]
+    arguments += ["--arm", "lumotree:attention=stock", "--runs", "1", "--limit", "1", "--cap", "8"]
+    arguments += ["--device", "cpu", "--out", str(tmp_path / "run"), "--json"]
+    result = CliRunner().invoke(app, arguments)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    reason = summary["arms"]["lumotree:attention=stock"]["reason"]
+    assert "takes a kernel away" in reason, result.output
