@@ -7,7 +7,6 @@ from torch import Tensor
 
 from lumotree.model.layers import L2_EPS, Attention, GatedDeltaNet
 from lumotree.ops import gdn_prepare, prefill
-from lumotree.ops import reference as ops
 from lumotree.ops.gdn import Geometry, Operands
 from lumotree.state import HybridState, KVCache
 
@@ -28,8 +27,7 @@ class RunRows:
         first: int = 0,
     ) -> None:
         self.cache, self.state, self.start, self.first = cache, state, start, first
-        self.stop, self.count = start + count, count
-        self.angles = ops.rope_angles(rope[start : self.stop])
+        self.count, self.rope = count, rope
         self.operands: Operands | None = None  # every layer's in turn
 
     def delta(self, mixer: GatedDeltaNet, projected: Tensor) -> Tensor:
@@ -62,10 +60,9 @@ class RunRows:
         return gdn_prepare.finish(read, projected, mixer.norm, out)
 
     def attend(self, mixer: Attention, projected: Tensor) -> Tensor:
-        q, k, v, gate = mixer.operands(projected, self.angles)
-        layer = mixer.layer
-        self.cache.write(layer, slice(self.start, self.stop), k, v)
-        out = prefill.prefill_attention(
-            q, self.cache.keys[layer], self.cache.values[layer], self.start, self.first, gate
+        keys, values = self.cache.keys[mixer.layer], self.cache.values[mixer.layer]
+        q = prefill.prepare_attention(
+            projected, mixer.qk_norm, self.rope, mixer.partner, self.start, keys, values
         )
-        return out.flatten(1)
+        gate = projected[:, -q.shape[1] * q.shape[2] :]
+        return prefill.prefill_attention(q, keys, values, self.start, self.first, gate).flatten(1)
