@@ -42,7 +42,8 @@ class ChatClient:
         self.deadline = float("inf")
         headers = {"authorization": f"Bearer {key}"} if key else {}
         # Proxies of the environment are not for a server that is named by its address.
-        self._client = httpx.Client(headers=headers, trust_env=False)
+        secure = self.url.startswith("https:")
+        self._client = httpx.Client(headers=headers, trust_env=False, verify=secure)
 
     def close(self) -> None:
         self._client.close()

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -207,6 +207,3 @@ def make_arm(spec: str, tasks: Sequence[Task], options: Sequence[str], logs: Pat
         raise ArmError(f"arm '{spec}' cannot be served")
     log = logs / f"{re.sub(r'[^A-Za-z0-9.-]+', '-', spec)}.log"
     return LumoTreeServer(str(parsed), options, log)
-
-
-ArmMaker = Callable[[str, Sequence[Task], Sequence[str], Path], ServedArm]

@@ -33,7 +33,7 @@ from replay.agent.workspace import TaskShell, Workspaces
 from replay.corpus import CHAT_URL
 from replay.machine import describe_machine, describe_versions, git_commit
 
-BROKEN = "X"
+SPOILED = "X"
 # As much as other agents show; long enough to read a function, short enough for many turns.
 OUTPUT_CAP = 10_000
 AGENT = "lumotree"
@@ -140,7 +140,7 @@ class Study:
             "arm": arm.name,
             "task": task.id,
             "set": task.set,
-            "outcome": BROKEN if made.error else grade.outcome,
+            "outcome": SPOILED if made.error else grade.outcome,
             "reason": made.error or grade.reason,
             "error": made.error,
             "failed_tests": list(grade.failed),

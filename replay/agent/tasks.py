@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -11,8 +10,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lumotree.errors import LumoTreeError
-
-SETS = ("release", "mutations")
 
 
 class Edit(BaseModel):
@@ -123,10 +120,6 @@ class Task(BaseModel):
                 "path.write_text(text.replace(old, new))",
             ]
         return "python - <<'EOF'\n" + "\n".join(lines) + "\nEOF"
-
-    def test_command(self) -> str:
-        """How a user would run the task's test files."""
-        return "python -m pytest -q " + shlex.join(self.test_files)
 
 
 def _literal(text: str) -> str:

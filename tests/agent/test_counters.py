@@ -8,7 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from replay.agent.attempt import Attempt
+from replay.agent.boundaries import Boundaries
 from replay.agent.counters import Counters, difference, faults, parse, total
+from replay.agent.loop import Answer, Exchange
+from replay.agent.scripted import ScriptedEndpoint
 
 VLLM = """\
 # HELP vllm:generation_tokens_total Number of generation tokens processed.
@@ -122,3 +126,51 @@ def test_parts_add_up_to_the_whole(steps: list) -> None:
     assert total(parts).tok_s == pytest.approx(whole.tok_s)
     for before, after in zip(scrapes, scrapes[1:], strict=False):
         assert faults(before, before, after, None, None) == []
+
+
+class Server:
+    """An arm with counters that a test moves."""
+
+    name, model, key, decodes = "arm", "m", None, True
+
+    def __init__(self) -> None:
+        self.endpoint = ScriptedEndpoint([])
+        self.url = self.endpoint.start()
+
+    def serve(self, requests: int, tokens: int) -> None:
+        for _ in range(requests):
+            self.endpoint.count(tokens // requests, 1.5, 0.5)
+
+
+def attempt_of(requests: int, tokens: int) -> Attempt:
+    answer = Answer({}, "stop", {"completion_tokens": tokens // requests})
+    return Attempt([Exchange({}, answer, (), ())] * requests)
+
+
+def test_the_boundaries_of_tasks_catch_a_stranger() -> None:
+    arm = Server()
+    arm.serve(3, 30)
+    known: dict = {}
+    with Boundaries(arm, known, parallel=1) as boundaries:
+        before = boundaries.before()
+        arm.serve(2, 20)
+        first = boundaries.after(before, attempt_of(2, 20))
+        arm.serve(1, 7)  # somebody else, between the tasks
+        before = boundaries.before()
+        arm.serve(2, 20)
+        second = boundaries.after(before, attempt_of(2, 20))
+        before = boundaries.before()
+        arm.serve(4, 40)  # two of the four are not ours
+        third = boundaries.after(before, attempt_of(2, 20))
+    arm.endpoint.stop()
+    assert first["faults"] == [] and first["tok_s"] == pytest.approx((20 - 2) / 2)
+    assert second["faults"] == ["1 requests of somebody else since the task before"]
+    assert third["faults"] == ["the server counted 4 requests, 2 were sent"]
+    assert known == {}
+
+
+def test_a_server_without_counters_gives_none() -> None:
+    arm = Server()
+    arm.endpoint.stop()
+    with Boundaries(arm, {}, parallel=1) as boundaries:
+        assert boundaries.after(boundaries.before(), attempt_of(1, 1)) is None
