@@ -1,11 +1,9 @@
 """Launches of the attention kernels for one tree: prepare, attend, move; and attention=stock.
 
-`prepare_rows`, `attend_rows` and `move_rows` are the definitions in plain torch.
+Definitions in plain torch: lumotree.ops.attention_define.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -14,72 +12,15 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lumotree.errors import LumoTreeError
 from lumotree.ops import reference as ops
-from lumotree.ops.attention_kernels import (
-    combine_kernel,
-    move_kernel,
-    prefix_kernel,
-    prepare_kernel,
-    tail_kernel,
-)
+from lumotree.ops.attention_cache_kernels import move_kernel, prepare_kernel
+from lumotree.ops.attention_kernels import combine_kernel, prefix_kernel, tail_kernel
+from lumotree.ops.attention_launch import Launch, choose
 from lumotree.tree import TreeDescriptor
 
-# Shared memory of a block where no device says otherwise (the smallest since 2017).
-SHARED_BYTES = 99 * 1024
 # Partial results that are added at once; decides the bits.
 COMBINED = 32
 # Rows of keys or values that one program of the move holds at once.
 MOVE_ROWS = 16
-
-
-@dataclass(frozen=True)
-class Launch:
-    """Sizes of the attention kernels. `chunk` and `block` decide the bits: one pair per device.
-
-    chunk, block: keys of a partial result and of a step of its online softmax. tile, warps,
-    stages: queries, warps and loads in flight of a prefix program; 16 queries a warp keep the
-    instruction shape, so a wider tile changes no bit. row_tile, row_warps, row_stages: the same
-    for a row's tail. programs: how many run at once (the multiprocessors of the device). tma:
-    blocks are loaded through tensor descriptors. early: kernels may start before the one in front
-    ends (programmatic dependent launch).
-    """
-
-    chunk: int = 512
-    block: int = 64
-    tile: int = 64
-    warps: int = 4
-    stages: int = 2
-    row_tile: int = 64
-    row_warps: int = 4
-    row_stages: int = 2
-    programs: int = 132
-    tma: bool = False
-    early: bool = False
-
-    def shared_bytes(self, head_dim: int, itemsize: int) -> int:
-        """The most a program keeps in shared memory: its queries, and a block for every stage."""
-        prefix = self.tile + 2 * self.stages * self.block
-        row = self.row_tile + 2 * self.row_stages * self.block
-        return head_dim * itemsize * max(prefix, row)
-
-
-def choose(head_dim: int, queries: int, dtype: torch.dtype, device: torch.device) -> Launch:
-    """The launch for a head size and query count; limits are read from the device.
-
-    Stages go first when shared memory is short, then the block.
-    """
-    launch, limit = Launch(stages=3), SHARED_BYTES
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        limit, new = properties.shared_memory_per_block_optin, properties.major >= 9
-        many = properties.multi_processor_count
-        launch = replace(launch, programs=many, early=new, tma=new)
-    while launch.shared_bytes(head_dim, dtype.itemsize) > limit and launch.block > 16:
-        if launch.stages > 1:
-            stages = launch.stages - 1
-            launch = replace(launch, stages=stages, row_stages=min(stages, launch.row_stages))
-        else:
-            launch = replace(launch, block=launch.block // 2)
-    return launch
 
 
 class TreeAttention:
@@ -108,7 +49,7 @@ class TreeAttention:
         self.group, self.dtype = heads // kv_heads, dtype
         self.count, self.padded = len(tree), padded
         self.queries = self.count * self.group
-        self.launch = launch or choose(head_dim, self.queries, dtype, device)
+        self.launch = launch or choose(head_dim, dtype, device)
         if self.group > self.launch.row_tile:
             raise LumoTreeError(
                 f"attention kernels take {self.launch.row_tile} query heads a key head,"
@@ -392,61 +333,3 @@ class TreeAttention:
             num_warps=4,
             **self.options,
         )
-
-
-def prepare_rows(
-    attention: TreeAttention,
-    projected: Tensor,
-    norm: ops.Norm,
-    rope: Tensor,
-    partner: Tensor,
-    length: int,
-    keys: Tensor,
-    values: Tensor,
-) -> Tensor:
-    """Definition of `TreeAttention.prepare`."""
-    a = attention
-    heads, d, n = a.heads + a.kv_heads, a.head_dim, a.count
-    qk, v, _ = projected.split_with_sizes((heads * d, a.kv_heads * d, a.heads * d), -1)
-    qk = ops.rms_norm(qk.view(a.padded, heads, d), norm)
-    angles = ops.rope_angles(rope.index_select(0, a.depth + length))
-    q, k = ops.rope(qk, angles, partner).split_with_sizes((a.heads, a.kv_heads), 1)
-    slots = a.slots[:n].long() + length
-    keys[:, slots] = k[:n].transpose(0, 1)
-    v = v.view(a.padded, a.kv_heads, d)[:n]
-    values[:, slots] = v.transpose(0, 1).nan_to_num(0.0, 0.0, 0.0)
-    return q
-
-
-def attend_rows(
-    attention: TreeAttention,
-    q: Tensor,
-    projected: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    length: int,
-    first: int = 0,
-) -> Tensor:
-    """Definition of `TreeAttention.attend`, softmax row by row in q's dtype (float64 to compare).
-
-    Padding rows get zeros.
-    """
-    a = attention
-    out = q.new_zeros(a.padded, a.heads, a.head_dim)
-    for row in range(a.count):
-        steps = a.path[row, : int(a.depth[row]) + 1].long() + length
-        slots = torch.cat((torch.arange(first, length, device=q.device), steps))
-        k, v = (x[:, slots].to(q.dtype).repeat_interleave(a.group, 0) for x in (keys, values))
-        weights = torch.softmax((k @ q[row][..., None])[..., 0], -1)
-        out[row] = (weights[:, None] @ v)[:, 0]
-    gate = projected[:, -a.heads * a.head_dim :]
-    return ops.narrow(out, gate.dtype).flatten(1) * torch.sigmoid(gate)
-
-
-def move_rows(
-    attention: TreeAttention, keys: Tensor, values: Tensor, path: list[int], length: int
-) -> None:
-    """Definition of `TreeAttention.move`."""
-    source = attention.slots[path].long() + length
-    for side in (keys, values):
-        side[:, :, length : length + len(path)] = side[:, :, source]

@@ -1,4 +1,4 @@
-"""Triton kernels of the attention of a verification step: prepare, prefix, tail, combine, move.
+"""Triton kernels of the attention of a verification step: prefix, tail, combine.
 
 Keys are cut at absolute positions into chunks, and a chunk into blocks. A chunk's partial result
 (peak, mass, weighted sum) is an online softmax over its blocks in order, from a fresh start; the
@@ -19,18 +19,10 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from lumotree.ops.attention_cache_kernels import await_front
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def _begin(PDL: tl.constexpr):
-    """Lets the next kernel start and waits for the one in front. In every kernel, before it reads
-    what others wrote: one that ended without waiting would free its successor from both."""
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
 
 
 @triton.jit
@@ -68,60 +60,6 @@ def _block(q, key, value, seen, peak, mass, total, MASK: tl.constexpr, PRECISION
     mass = mass * fall + tl.sum(weights, 1)
     total = tl.dot(weights.to(value.dtype), value, total * fall[:, None], input_precision=PRECISION)
     return top, mass, total
-
-
-@triton.jit(do_not_specialize=["count", "slots"])
-def prepare_kernel(
-    projected_ptr,
-    scale_ptr,  # float32 [heads + kv_heads, d]
-    eps_ptr,  # float32 [1]
-    rope_ptr,  # [positions, 2, d]
-    partner_ptr,  # int64 [d]
-    length_ptr,
-    depth_ptr,  # int32 [rows]
-    slot_ptr,  # int32 [rows]
-    q_ptr,
-    key_ptr,
-    value_ptr,
-    count,  # rows that write keys and values
-    slots,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """One program: one row and one head of q, k or v. Norm, rotation, cache writes."""
-    _begin(PDL)
-    row = tl.program_id(0)
-    head = tl.program_id(1)
-    dim = tl.arange(0, D)
-    source = projected_ptr + (row * (2 * HEADS + 2 * KV_HEADS) + head) * D
-    length = tl.load(length_ptr)
-    slot = length + tl.load(slot_ptr + row)
-    keep = tl.full([D], row < count, tl.int1)
-    x = tl.load(source + dim)
-    if head < HEADS + KV_HEADS:
-        other = tl.load(partner_ptr + dim)
-        x32 = x.to(tl.float32)
-        y32 = tl.load(source + other).to(tl.float32)
-        inverse = tl.rsqrt(tl.sum(x32 * x32, 0) + tl.load(eps_ptr))
-        scale = scale_ptr + head * D
-        x32 = (x32 * inverse * tl.load(scale + dim)).to(x.dtype).to(tl.float32)
-        y32 = (y32 * inverse * tl.load(scale + other)).to(x.dtype).to(tl.float32)
-        angle = rope_ptr + (length + tl.load(depth_ptr + row)) * (2 * D) + dim
-        cos = tl.load(angle).to(tl.float32)
-        sin = tl.load(angle + D).to(tl.float32)
-        straight = (x32 * cos).to(x.dtype).to(tl.float32)
-        turned = tl.fma(y32, sin, straight).to(x.dtype)
-        if head < HEADS:
-            tl.store(q_ptr + (row * HEADS + head) * D + dim, turned)
-        else:
-            tl.store(key_ptr + ((head - HEADS) * slots + slot) * D + dim, turned, mask=keep)
-    else:
-        # A draft row that overflowed would reach its siblings as 0 * inf.
-        finite = tl.where(tl.abs(x.to(tl.float32)) < float("inf"), x, 0.0).to(x.dtype)
-        place = ((head - HEADS - KV_HEADS) * slots + slot) * D
-        tl.store(value_ptr + place + dim, finite, mask=keep)
 
 
 @triton.jit
@@ -242,7 +180,7 @@ def prefix_kernel(
             at = head * slots + chunk * CHUNK
             _prefetch(key_ptr, at, stop - chunk * CHUNK, D, 2 * BLOCK)
             _prefetch(value_ptr, at, stop - chunk * CHUNK, D, 2 * BLOCK)
-    _begin(PDL)
+    await_front(PDL)
     length = tl.load(length_ptr)
     start, last, stop = _spans(length, lane, rows, BLOCK, CHUNK, WALK)
     if start >= last:
@@ -365,7 +303,7 @@ def tail_kernel(
 
     The last chunk is resumed from what `prefix_kernel` left of it.
     """
-    _begin(PDL)
+    await_front(PDL)
     row = tl.program_id(0)
     head = tl.program_id(1)
     if row >= count:
@@ -412,7 +350,7 @@ def combine_kernel(
     PDL: tl.constexpr,
 ):
     """One program: the output of one row and query head, after a prefix kernel with WALK."""
-    _begin(PDL)
+    await_front(PDL)
     row = tl.program_id(0)
     head = tl.program_id(1)
     if row >= count:
@@ -421,38 +359,3 @@ def combine_kernel(
     own = tl.load(length_ptr) + tl.load(depth_ptr + row)
     _combine(row, head, own, projected_ptr, sum_ptr, stat_ptr, out_ptr, queries, chunks, GROUP,
              KV_HEADS, D, CHUNK, PARTS)  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["slots"])
-def move_kernel(
-    key_ptr,  # [layers, kv_heads, slots, d], contiguous
-    value_ptr,
-    path_ptr,  # int32: rows from the root
-    count_ptr,  # int32 [1]
-    slot_ptr,  # int32 [rows]
-    length_ptr,
-    slots,
-    D: tl.constexpr,
-    ROWS: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """One program: one layer and head of keys or values; slot m + slot[path[i]] -> m + i.
-
-    Sources ascend and lie at or after their places, so a tile of rows may be read before it is
-    written, and written before the next is read.
-    """
-    _begin(PDL)
-    side_ptr = key_ptr if tl.program_id(1) == 0 else value_ptr
-    length = tl.load(length_ptr)
-    base = side_ptr + tl.program_id(0).to(tl.int64) * slots * D
-    dim = tl.arange(0, D)
-    count = tl.load(count_ptr)
-    for first in range(0, count, ROWS):
-        place = first + tl.arange(0, ROWS)
-        row = tl.load(path_ptr + place, mask=place < count, other=0)
-        source = tl.load(slot_ptr + row)
-        moved = ((place < count) & (source != place))[:, None]
-        at = (length + source)[:, None] * D + dim[None, :]
-        rows = tl.load(base + at, mask=moved)
-        tl.debug_barrier()  # other threads' stores may hit what is read here
-        tl.store(base + (length + place)[:, None] * D + dim[None, :], rows, mask=moved)

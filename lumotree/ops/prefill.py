@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from lumotree.ops.attention_kernels import prepare_kernel
+from lumotree.ops.attention_cache_kernels import prepare_kernel
 from lumotree.ops.prefill_kernels import (
     attention_kernel,
     delta_local_kernel,

@@ -27,14 +27,13 @@ import triton  # noqa: E402
 
 from lumotree.bench.timing import captured  # noqa: E402
 from lumotree.ops import reference as ops  # noqa: E402
-from lumotree.ops.attention import (  # noqa: E402
-    Launch,
-    TreeAttention,
+from lumotree.ops.attention import TreeAttention  # noqa: E402
+from lumotree.ops.attention_define import (  # noqa: E402
     attend_rows,
-    choose,
     move_rows,
     prepare_rows,
 )
+from lumotree.ops.attention_launch import Launch, choose  # noqa: E402
 from lumotree.tree import TreeDescriptor, tree_from_name  # noqa: E402
 
 HEADS, KV_HEADS, D, ROTARY, LAYERS = 24, 4, 256, 64, 16
@@ -296,12 +295,9 @@ def main() -> int:
     for helper in helpers:
         helper.wait()
     print(f"{time.time() - began:6.1f} s compiled", flush=True)
-    chosen = {
-        name: replace(choose(D, len(tree) * HEADS // KV_HEADS, torch.bfloat16, DEVICE), early=early)
-        for name, tree in trees.items()
-    }
-    steps = {name: Step(tree, chosen[name]) for name, tree in trees.items()}
-    steps["root alone"] = Step(trees["root"], chosen["root"], padded=1)
+    chosen = replace(choose(D, torch.bfloat16, DEVICE), early=early)
+    steps = {name: Step(tree, chosen) for name, tree in trees.items()}
+    steps["root alone"] = Step(trees["root"], chosen, padded=1)
     tried("prepare", check_prepare, steps["hydra27"])
     tried("move", check_move, steps["hydra27"])
     for length in (130, PREFIXES["2k"], PREFIXES["16k"]):

@@ -17,14 +17,13 @@ from hypothesis import strategies as st  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from lumotree.ops import reference as ops  # noqa: E402
-from lumotree.ops.attention import (  # noqa: E402
-    Launch,
-    TreeAttention,
+from lumotree.ops.attention import TreeAttention  # noqa: E402
+from lumotree.ops.attention_define import (  # noqa: E402
     attend_rows,
-    choose,
     move_rows,
     prepare_rows,
 )
+from lumotree.ops.attention_launch import Launch, choose  # noqa: E402
 from lumotree.tree import TreeDescriptor, tree_from_name  # noqa: E402
 
 # Small enough for the interpreter, and every border within reach of a small tree.
@@ -269,9 +268,8 @@ def main(device: str, names: list[str]) -> None:
     for name in names:
         check, examples = CHECKS[name]
         for sizes in GROUPS:
-            queries = 6 * sizes.heads // sizes.kv_heads
             for dtype in (torch.bfloat16, torch.float32):
-                launch = choose(sizes.head_dim, queries, dtype, torch.device(device))
+                launch = choose(sizes.head_dim, dtype, torch.device(device))
                 check(device, dtype, replace(sizes, launch=launch), 16 * examples)
 
 
