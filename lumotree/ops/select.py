@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lumotree.ops import select_kernels as kernels
 from lumotree.ops.gdn import Path
+from lumotree.ops.walk_kernels import take_kernel, walk_kernel
 from lumotree.request import SamplingParams
 from lumotree.sampling import seed_start
 from lumotree.tree import MAX_ROWS, TreeDescriptor
@@ -243,7 +244,7 @@ class Selector:
         and the pending token.
         """
         rows = len(self.tree)
-        kernels.walk_kernel[(1,)](
+        walk_kernel[(1,)](
             self.parents,
             self.depths,
             self.ancestors,
@@ -270,7 +271,7 @@ class Selector:
         int32 [1]. Entries past the count are those of row 0. All contiguous.
         """
         width = hidden.shape[1]
-        kernels.take_kernel[(-(-width // TAKE_BLOCK), self.depth + 1)](
+        take_kernel[(-(-width // TAKE_BLOCK), self.depth + 1)](
             self.result,
             hidden,
             tokens,

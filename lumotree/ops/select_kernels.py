@@ -1,8 +1,8 @@
-"""Triton kernels of selection: draft candidates, sampling of rows, the acceptance walk.
+"""Triton kernels of selection: draft candidates and sampling of rows.
 
 `best_kernel` and `merge_kernel` give argmax and ordered top-3 in one pass over the logits.
-`scan_kernel`, `draw_kernel` and `walk_kernel` are lumotree.sampling (sample_rows, accept_walk) on
-the device: parameters are read from a tensor, so that one captured graph serves every request.
+`scan_kernel` and `draw_kernel` are lumotree.sampling.sample_rows on the device: parameters are
+read from a tensor, so that one captured graph serves every request.
 
 How a row's candidates are found without a sort: the vocabulary is dealt out in tiles of COLUMNS
 ids to parts, and a group is one column of a part. The k-th largest maximum of some groups taken
@@ -44,7 +44,7 @@ COUNTED = tl.constexpr(2**43)
 
 
 @triton.jit
-def _follow(PDL: tl.constexpr):
+def follow(PDL: tl.constexpr):
     """Waits for the kernel in front, if the launch may begin before that one ends."""
     if PDL:
         gdc_launch_dependents()
@@ -81,7 +81,7 @@ def best_kernel(
     PDL: tl.constexpr,
 ):
     """One program: the best three of BLOCK ids of a row, packed."""
-    _follow(PDL)
+    follow(PDL)
     ids = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     at = tl.program_id(1).to(tl.int64) * stride + ids
     x = tl.load(logits_ptr + at, mask=ids < vocab, other=0.0).to(tl.float32)
@@ -104,7 +104,7 @@ def merge_kernel(
     PDL: tl.constexpr,
 ):
     """One program: the best three of a row's parts."""
-    _follow(PDL)
+    follow(PDL)
     row = tl.program_id(0)
     entry = tl.arange(0, BLOCK)
     nothing = _pack(entry * 0 + LOWEST, entry)
@@ -166,7 +166,7 @@ def scan_kernel(
     PDL: tl.constexpr,
 ):
     """One program: one part of one row. Tiles t = part, part + parts, ... are its own."""
-    _follow(PDL)
+    follow(PDL)
     part = tl.program_id(0)
     row = tl.program_id(1)
     tile = tl.arange(0, TILES) * parts + part
@@ -258,7 +258,7 @@ def draw_kernel(
     PDL: tl.constexpr,
 ):
     """One program: the token that one row emits."""
-    _follow(PDL)
+    follow(PDL)
     row = tl.program_id(0)
     greedy = tl.load(words_ptr + GREEDY) != 0
     penalised = tl.load(words_ptr + PENALISED) != 0
@@ -335,98 +335,3 @@ def draw_kernel(
     broken = broken | (tl.load(words_ptr + SUPPORTED) == 0)
     tl.store(sampled_ptr + row, tl.where(token < live, token, 0))
     tl.store(fallback_ptr + row, broken.to(tl.int32))
-
-
-@triton.jit
-def _carried(row, rows, parent_ptr, tokens_ptr, active_ptr, sampled_ptr):
-    """Whether each row's draft is its parent's sample (the root: yes), and its parent."""
-    parent = tl.load(parent_ptr + row, mask=row < rows, other=-2)
-    active = tl.load(active_ptr + row, mask=row < rows, other=0) != 0
-    token = tl.load(tokens_ptr + row, mask=row < rows, other=-1)
-    wanted = tl.load(sampled_ptr + parent, mask=parent >= 0, other=-2)
-    return (parent == -1) | (active & (parent >= 0) & (token == wanted)), parent
-
-
-@triton.jit(do_not_specialize=["rows", "length"])
-def walk_kernel(
-    parent_ptr,  # int32 [rows], -1 for row 0
-    depth_ptr,  # int32 [rows]
-    ancestor_ptr,  # uint8 [rows, rows]: whether the column is on the row's root path
-    tokens_ptr,  # int32 [rows]
-    active_ptr,  # uint8 [rows]
-    sampled_ptr,  # int32 [rows]
-    fallback_ptr,  # int32 [rows]
-    counts_ptr,  # int32 [vocab]: emitted tokens are counted in
-    result_ptr,  # int32: count, pending, flag, 0, path rows
-    rows,
-    length,  # entries of the path
-    ROWS: tl.constexpr,
-    LENGTH: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Acceptance without a walk: a row is on the path when every row above it is, and it carries
-    its parent's sample, and no earlier sibling does.
-
-    A row on the path that the host has to sample: nothing is accepted or counted, flag is 1.
-    """
-    _follow(PDL)
-    row = tl.arange(0, ROWS)
-    depth = tl.load(depth_ptr + row, mask=row < rows, other=-1)
-    sampled = tl.load(sampled_ptr + row, mask=row < rows, other=0)
-    token = tl.load(tokens_ptr + row, mask=row < rows, other=0)
-    fallback = tl.load(fallback_ptr + row, mask=row < rows, other=0)
-    carried, parent = _carried(row, rows, parent_ptr, tokens_ptr, active_ptr, sampled_ptr)
-    twin = (parent[:, None] == parent[None, :]) & (row[:, None] < row[None, :])
-    taken = tl.sum((twin & carried[:, None]).to(tl.int32), 0)
-    missed = (taken > 0) | (carried == 0)
-    inside = (row < rows)[:, None] & (row < rows)[None, :]
-    above = tl.load(ancestor_ptr + row[:, None] * rows + row[None, :], mask=inside, other=0) != 0
-    off = tl.sum((above & missed[None, :]).to(tl.int32), 1)
-    on = (off == 0) & (row < rows)
-
-    count = tl.sum(on.to(tl.int32), 0)
-    flag = tl.sum((on & (fallback != 0)).to(tl.int32), 0) > 0
-    last = on & (depth == count - 1)
-    pending = tl.sum(tl.where(last, sampled, 0), 0)
-    emitted = on & (row > 0) & (flag == 0)
-    tl.atomic_add(counts_ptr + token, 1, mask=emitted, sem="relaxed")
-    tl.atomic_add(
-        counts_ptr + tl.where(last, sampled, 0), 1, mask=last & (flag == 0), sem="relaxed"
-    )
-
-    level = tl.arange(0, LENGTH)
-    here = (on & (flag == 0))[:, None] & (depth[:, None] == level[None, :])
-    path = tl.sum(tl.where(here, row[:, None], 0), 0)
-    tl.store(result_ptr + 4 + level, path, mask=level < length)
-    tl.store(result_ptr, tl.where(flag, 0, count))
-    tl.store(result_ptr + 1, pending)
-    tl.store(result_ptr + 2, flag.to(tl.int32))
-
-
-@triton.jit
-def take_kernel(
-    result_ptr,  # int32, as walk_kernel leaves it
-    hidden_ptr,  # [rows, width]
-    tokens_ptr,  # int32 [rows]
-    hidden_to_ptr,  # [height + 1, width]
-    tokens_to_ptr,  # int32 [height + 1]
-    count_to_ptr,  # int32 [1]
-    width,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """One program: BLOCK columns of the hidden row of one place of the path."""
-    _follow(PDL)
-    place = tl.program_id(1)
-    count = tl.load(result_ptr)
-    row = tl.load(result_ptr + 4 + place)
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    hidden = tl.load(hidden_ptr + row * width + column, mask=column < width, other=0.0)
-    tl.store(hidden_to_ptr + place * width + column, hidden, mask=column < width)
-    if tl.program_id(0) == 0:
-        after = tl.load(result_ptr + 5 + place)
-        token = tl.load(tokens_ptr + after)
-        pending = tl.load(result_ptr + 1)
-        tl.store(tokens_to_ptr + place, tl.where(place == count - 1, pending, token))
-        if place == 0:
-            tl.store(count_to_ptr, count)

@@ -25,7 +25,6 @@ import torch  # noqa: E402
 
 from lumotree.bench.timing import Protocol, captured, time_stages  # noqa: E402
 from lumotree.ops import gdn_prepare as prepare_ops  # noqa: E402
-from lumotree.ops import select as select_ops  # noqa: E402
 from lumotree.ops.gdn import GEOMETRIES, Operands  # noqa: E402
 from lumotree.ops.reference import DeltaGates, Norm, gated_rms_norm  # noqa: E402
 from lumotree.ops.select import MAX_TOP_K, SamplingBlock, Selector, TopCandidates  # noqa: E402
@@ -39,10 +38,6 @@ RUN, PROMPT = 1000, 8192  # prompt tokens of the check and of the timing
 CUDA = torch.device("cuda")
 WARM, COLD = Protocol(10, 60, 1), Protocol(10, 60)
 TREES = ("hydra27", "chain-5", "root")
-# Rows and warps of a program of a run of prompt tokens.
-RUN_VARIANTS = ((16, 4), (8, 1), (16, 2))
-# SCAN_WARPS, DRAW_WARPS and BATCH of lumotree.ops.select.
-VARIANTS = ((4, 8, 4096), (4, 4, 2048), (4, 8, 2048), (2, 4, 4096))
 
 
 def active(name: str):
@@ -223,16 +218,12 @@ def time_prepare() -> dict:
     into = case.buffers(PROMPT, heads_first=True)
     read = torch.randn(PROMPT, g.heads, g.dv, device=CUDA)
     out = torch.empty(PROMPT, g.heads * g.dv, dtype=torch.bfloat16, device=CUDA)
-    for variant in RUN_VARIANTS:
-        prepare_ops.RUN = variant
-        found[f"run of {PROMPT} {variant} us/layer"] = timed(
-            lambda: prepare_ops.prepare_run(case.projected[0], case.conv[0], *case.fixed(0), into),
-            COLD,
-        )
-        found[f"finish of {PROMPT} {variant} us/layer"] = timed(
-            lambda: prepare_ops.finish(read, case.projected[0], case.norm, out), COLD
-        )
-    prepare_ops.RUN = RUN_VARIANTS[0]
+    found[f"run of {PROMPT} us/layer"] = timed(
+        lambda: prepare_ops.prepare_run(case.projected[0], case.conv[0], *case.fixed(0), into), COLD
+    )
+    found[f"finish of {PROMPT} us/layer"] = timed(
+        lambda: prepare_ops.finish(read, case.projected[0], case.norm, out), COLD
+    )
     return found
 
 
@@ -359,10 +350,6 @@ def check_select() -> dict:
     return result
 
 
-def vary(warps: tuple[int, int, int]) -> None:
-    select_ops.SCAN_WARPS, select_ops.DRAW_WARPS, select_ops.BATCH = warps
-
-
 def kernel_times(stage) -> dict[str, float]:
     """Microseconds of each kernel that `stage` launches, the mean of 20."""
     kinds = torch.profiler.ProfilerActivity
@@ -397,16 +384,13 @@ def time_select() -> dict:
                         entry[f"{title} {label}"] = f"{type(error).__name__}: {error}"[:300]
     for name in ("hydra27", "root"):
         step = Step(name)
-        for warps in VARIANTS:
-            vary(warps)
-            for title, params in (
-                ("protocol", SamplingParams()),
-                ("greedy", SamplingParams(temperature=0.0, presence_penalty=0.0)),
-                ("top_k 56", SamplingParams(top_k=56)),
-            ):
-                step.block.set(params)
-                found[f"{name} {warps} {title}"] = kernel_times(step.sample)
-        vary(VARIANTS[0])
+        for title, params in (
+            ("protocol", SamplingParams()),
+            ("greedy", SamplingParams(temperature=0.0, presence_penalty=0.0)),
+            ("top_k 56", SamplingParams(top_k=56)),
+        ):
+            step.block.set(params)
+            found[f"{name} {title}"] = kernel_times(step.sample)
     return found
 
 
@@ -420,9 +404,8 @@ def warm(part: int) -> None:
         record = torch.empty_like(x[:, : case.channels]).contiguous()
         out = torch.empty(8192, g.heads * g.dv, dtype=x.dtype, device=CUDA)
         if part == 0:
-            for prepare_ops.RUN in RUN_VARIANTS:
-                prepare_ops.prepare_run(x, conv, *fixed, case.buffers(len(tree), heads_first=True))
-                prepare_ops.finish(read, x, case.norm, out)
+            prepare_ops.prepare_run(x, conv, *fixed, case.buffers(len(tree), heads_first=True))
+            prepare_ops.finish(read, x, case.norm, out)
             prepare_ops.advance_conv(conv, x, 5)
         else:
             prepare_ops.prepare(x, conv, gather_of(tree), *fixed, into, record, early=part == 1)
@@ -431,9 +414,6 @@ def warm(part: int) -> None:
         step = Step("hydra27", (torch.bfloat16, torch.float32)[part - 3])
         step.sample()
         step.walk()
-    elif part < 8:
-        vary(VARIANTS[part - 4])
-        Step("root").sample()
     else:
         for dtype in (torch.bfloat16, torch.float32):
             TopCandidates(2, VOCAB, LIVE, CUDA)(torch.zeros(2, VOCAB, dtype=dtype, device=CUDA))
@@ -456,7 +436,7 @@ def main() -> int:
         warm(args.warm)
         return 0
     started = time.perf_counter()
-    shares = [subprocess.Popen([sys.executable, __file__, "--warm", str(i)]) for i in range(9)]
+    shares = [subprocess.Popen([sys.executable, __file__, "--warm", str(i)]) for i in range(6)]
     for share in shares:
         share.wait()
     args.out.mkdir(parents=True, exist_ok=True)
