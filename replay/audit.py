@@ -14,7 +14,7 @@ import torch
 from lumotree.audit import component, continuation, sampler, soak
 from lumotree.audit.check import Check, lines
 from lumotree.audit.constants import Constants
-from lumotree.audit.detect import Detection, Sensitivity, undetected
+from lumotree.audit.detect import Detection, Sensitivity, WalkPower, undetected
 from lumotree.audit.faults import AUDITS, FAULTS
 from lumotree.audit.prompts import Prompt
 from lumotree.errors import LumoTreeError, RequestError
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 # Prompts taken from the corpus: evenly over its conversations.
 PROMPTS = 12
 FAILURES_KEPT = 50
+# Walks per step where walks alone look for a fault.
+POWER_WALKS = 50_000
 
 Say = Callable[[str], None]
 
@@ -107,6 +109,7 @@ def run_audits(
     }
     found: list[dict[str, Any]] = []
     detections: list[Detection] = []
+    power: list[WalkPower] = []
     for seed in range(options.seed, options.seed + options.seeds):
         constants = Constants(folder, seed)
         for name in options.audits:
@@ -116,12 +119,16 @@ def run_audits(
         if options.faults:
             sensitivity = Sensitivity(engine, prompts, seed, _envelope(constants, seed))
             detections += _planted(sensitivity, options, seed, say, note)
+            if "sampler" in options.audits and not options.quick:
+                note(f"what walks alone see, seed {seed}")
+                power += sensitivity.walk_power(sampler.SamplerPlan(walks=POWER_WALKS))
         missed = undetected(detections)
         result |= {
             "ended_at": datetime.now(UTC).isoformat(),
             "audits": found,
             "faults": [detection.as_dict() for detection in detections],
             "undetected": missed,
+            "walk_power": [asdict(entry) for entry in power],
             "false_alarms": _false_alarms(found),
             "passed": all(entry["passed"] for entry in found) and not missed,
         }

@@ -11,6 +11,7 @@ audits[]         audit, seed, plan, passed, seconds, cpu_seconds (of this proces
 faults[]         fault, audit, place, seed, acted, detected (steps from 0, null for never),
                  at_once, named: the audit that must see it, check, reason
 undetected[]     sentences: faults that the audit they name did not see at once
+walk_power[]     fault, seed, steps, seen, walks: in how many captured steps the G-test alone saw it
 false_alarms     by audit: runs, failed
 passed           no audit failed and no fault went undetected
 """

@@ -19,6 +19,8 @@ def print_audit(out: Console, found: dict[str, Any]) -> None:
         out.print()
     if found["faults"]:
         out.print(fault_table(found["faults"]))
+    for text in walk_power(found):
+        out.print(text)
     for entry in found["audits"]:
         for failure in entry["failures"][:5]:
             out.print(
@@ -30,6 +32,15 @@ def print_audit(out: Console, found: dict[str, Any]) -> None:
         for audit, row in found["false_alarms"].items():
             out.print(f"{audit}: {row['failed']} of {row['runs']} runs without a fault failed")
     out.print(verdict(found))
+
+
+def walk_power(found: dict[str, Any]) -> list[str]:
+    """A sentence per fault on what walks alone see of it."""
+    return [
+        f"{entry['fault']}: {entry['walks']:,} walks alone see it in {entry['seen']} of "
+        f"{entry['steps']} captured steps"
+        for entry in found["walk_power"]
+    ]
 
 
 def verdict(found: dict[str, Any]) -> str:

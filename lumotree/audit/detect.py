@@ -12,7 +12,7 @@ import torch
 from lumotree.audit import component, continuation, reference, sampler, soak
 from lumotree.audit.check import Check
 from lumotree.audit.continuation import ContinuationPlan, ForcedRun
-from lumotree.audit.faults import AUDITS, FAULTS, Fault, Mutation
+from lumotree.audit.faults import AUDITS, FAULTS, Fault, Mutation, selection
 from lumotree.audit.prompts import Prompt
 from lumotree.audit.surfaces import Boundary
 from lumotree.engine import Engine
@@ -50,6 +50,17 @@ class Detection:
         return asdict(self) | {"named": named, "at_once": self.at_once}
 
 
+@dataclass(frozen=True)
+class WalkPower:
+    """In how many captured steps the walks alone, without the exact checks, saw a fault."""
+
+    fault: str
+    seed: int
+    steps: int
+    seen: int
+    walks: int
+
+
 class Sensitivity:
     """Plants faults in audits of small size. References are made once per seed, without faults."""
 
@@ -79,6 +90,22 @@ class Sensitivity:
             return
         for audit in audits:
             yield from getattr(self, f"_{audit}")(fault)
+
+    @torch.inference_mode()
+    def walk_power(self, plan: sampler.SamplerPlan) -> list[WalkPower]:
+        """What the G-test sees of the faults of selection, on steps captured without a fault."""
+        steps = sampler.capture(self.engine, plan, self.prompts, self.seed)
+        rows = [step.targets() for step in steps]
+        found = []
+        for fault in selection.FAULTS:
+            with fault.apply():
+                checks = [
+                    sampler.walk_check(step, targets, number, plan, self.seed)
+                    for number, (step, targets) in enumerate(zip(steps, rows, strict=True))
+                ]
+            seen = sum(not check.passed for check in checks)
+            found.append(WalkPower(fault.name, self.seed, len(steps), seen, plan.walks))
+        return found
 
     def _component(self, fault: Fault) -> Iterator[Detection]:
         plan = component.ComponentPlan.quick(self.engine.model.device)

@@ -182,7 +182,7 @@ def step_checks(step: Captured, number: int, plan: SamplerPlan, seed: int) -> It
     rows = step.targets()
     yield _rows(step, rows, number)
     yield _draws(step, rows, number, seed)
-    yield _walks(step, rows, number, plan, seed)
+    yield walk_check(step, rows, number, plan, seed)
 
 
 def _siblings(step: Captured, number: int) -> Check:
@@ -265,7 +265,9 @@ def _wrong_draw(
     return f"seed {seed} took rows {took[0]} and token {took[1]}, not {wanted} and {best[row]}"
 
 
-def _walks(step: Captured, rows: np.ndarray, number: int, plan: SamplerPlan, seed: int) -> Check:
+def walk_check(
+    step: Captured, rows: np.ndarray, number: int, plan: SamplerPlan, seed: int
+) -> Check:
     """Many walks; rows that fewer than one of a hundred visits are in no test and left out."""
     reach = target.reach(step.tree, step.tokens, rows)
     small = reduced(

@@ -9,14 +9,14 @@ from typing import Any
 
 from lumotree.errors import CorpusError
 from replay.audittables import fault_rows, figure, merged_lines, verdict
-from replay.report.cells import Cell, Table, words
+from replay.report.cells import Cell, Table, count, words
 
 NAME = "audit.html"
 
 
 def audit_tables(found: dict[str, Any]) -> list[Table]:
     """Checks, planted faults and false alarms; tables without rows are left out."""
-    tables = [_checks(found), _faults(found), _alarms(found)]
+    tables = [_checks(found), _faults(found), _power(found), _alarms(found)]
     return [table for table in tables if table.rows]
 
 
@@ -68,6 +68,17 @@ def _faults(found: dict[str, Any]) -> Table:
         "not run the code that the fault breaks. Late: not in the step in which the fault acted."
     )
     return Table("faults", "Planted faults", columns, rows, note)
+
+
+def _power(found: dict[str, Any]) -> Table:
+    rows = [
+        [words(e["fault"], "name"), words(str(e["seed"])),
+         Cell(f"{e['seen']}/{e['steps']}", e["seen"], "num"), count(e["walks"])]
+        for e in found["walk_power"]
+    ]  # fmt: skip
+    columns = [("fault", ""), ("seed", ""), ("seen", "captured steps"), ("walks", "per step")]
+    note = "The exact checks of rows and draws are left out here: this is the G-test alone."
+    return Table("power", "What walks alone see", columns, rows, note)
 
 
 def _alarms(found: dict[str, Any]) -> Table:

@@ -12,13 +12,14 @@ from lumotree.audit.faults import fault
 from lumotree.audit.soak import SoakPlan
 from replay import auditfile
 from replay.audit import AuditOptions
-from replay.audittables import fault_rows, figure, verdict
+from replay.audittables import fault_rows, figure, verdict, walk_power
 from replay.cli import app
 from replay.report.audit import audit_tables
 
 KEYS = {
     "schema_version", "command", "started_at", "ended_at", "machine", "versions", "git_commit",
-    "model", "options", "rule", "audits", "faults", "undetected", "false_alarms", "passed",
+    "model", "options", "rule", "audits", "faults", "undetected", "walk_power", "false_alarms",
+    "passed",
 }  # fmt: skip
 
 
@@ -162,9 +163,13 @@ def test_a_verdict_names_what_failed():
         "rule": "equality",
         "options": {"seeds": 1},
         "false_alarms": {},
+        "walk_power": [
+            {"fault": "shifted rows", "seed": 0, "steps": 6, "seen": 5, "walks": 50_000}
+        ],
     }
     assert verdict(found) == "Failed: 1 times a planted fault went undetected."
-    assert [table.name for table in audit_tables(found)] == ["faults"]
+    assert [table.name for table in audit_tables(found)] == ["faults", "power"]
+    assert "walks alone see it in 5 of 6" in walk_power(found)[0]
     assert figure(None) == "not finite" and figure(3.0) == "3" and figure(0.5) == "5.00e-01"
 
 

@@ -5,8 +5,9 @@ import torch
 
 from lumotree import decoder, sampling
 from lumotree.audit.detect import Detection, Sensitivity, undetected
-from lumotree.audit.faults import AUDITS, FAULTS, fault
+from lumotree.audit.faults import AUDITS, FAULTS, fault, selection
 from lumotree.audit.faults.base import replaced
+from lumotree.audit.sampler import SamplerPlan
 from lumotree.draft import mtp
 from lumotree.errors import LumoTreeError
 from lumotree.model.hybrid import HybridModel
@@ -56,6 +57,13 @@ def test_the_component_audit_sees_its_controls(sensitivity):
     for name in ("no replay", "sibling state", "swapped rings", "stale graph buffer"):
         (found,) = sensitivity.detections(fault(name), ("component",))
         assert found.at_once and "states differ" in found.reason, name
+
+
+def test_what_walks_alone_see_is_counted(sensitivity):
+    found = sensitivity.walk_power(SamplerPlan(2, 1, 24, 3000))
+    assert [entry.fault for entry in found] == [f.name for f in selection.FAULTS]
+    assert all(0 <= entry.seen <= entry.steps == 2 for entry in found)
+    assert any(entry.seen for entry in found)
 
 
 def test_an_audit_that_does_not_run_the_broken_code_says_so(sensitivity):
