@@ -12,7 +12,7 @@ from tests.replay.fakes import FakeEngine, corpus_lines, install, write_corpus
 
 COMMANDS = [
     "replay", "plot", "report", "export", "corpus inspect", "corpus validate", "corpus import",
-    "corpus export", "corpus select", "tree show", "compare", "breakeven",
+    "corpus export", "corpus select", "tree show", "compare", "breakeven", "serve", "record",
 ]  # fmt: skip
 INTERFACE = {
     "schema_version", "command", "arms", "model", "corpus", "machine", "versions", "git_commit",
@@ -47,7 +47,8 @@ def test_help_loads_nothing_heavy():
         "for words in ([], *[w.split() for w in sys.argv[1:]]):\n"
         "    done = CliRunner().invoke(app, [*words, '--help'])\n"
         "    assert done.exit_code == 0 and 'Example' in done.output, (words, done.output)\n"
-        "bad = {'torch', 'transformers', 'matplotlib', 'numpy', 'pandas', 'jinja2', 'httpx'}\n"
+        "bad = {'torch', 'transformers', 'matplotlib', 'numpy', 'pandas', 'jinja2', 'httpx', "
+        "'fastapi', 'uvicorn', 'prometheus_client'}\n"
         "assert not bad & set(sys.modules), bad & set(sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code, *COMMANDS], capture_output=True, text=True)

@@ -60,12 +60,12 @@ def serve(scheduler, work, logprobs=None):
     inboxes = []
     for prompt, params in work:
         inboxes.append(queue.SimpleQueue())
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 3600
         scheduler.submit([Job(prompt, params, inboxes[-1].put, deadline, logprobs)])
     found = []
     for inbox in inboxes:
         ids, text, entries = [], "", []
-        while isinstance(what := inbox.get(timeout=120), Tokens):
+        while isinstance(what := inbox.get(timeout=600), Tokens):
             ids += what.ids
             text += what.text
             entries += what.logprobs
