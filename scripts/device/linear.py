@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import asdict, replace
 from functools import partial
@@ -47,67 +45,29 @@ SPLIT = ("out", "down", "fc")
 LAYERS = 64
 ROWS = (32, 16)
 BFLOAT = torch.bfloat16
-WATCH: list[Watch] = []
 
 
-def wide_blocks() -> list[Block]:
-    """One share of K."""
-    even = [
-        Block(128, 128, stages=5, warps=8),
-        Block(128, 128, stages=4, warps=8),
-        Block(64, 128, stages=8),
-        Block(64, 128, stages=5),
-        Block(64, 128, stages=4),
-        Block(128, 64, stages=10),
-        Block(128, 64, stages=10, warps=8),
-        Block(128, 64, stages=5),
-        Block(64, 64, stages=8),
-    ]
-    early = [
-        Block(128, 128, stages=5, warps=8),
-        Block(128, 128, stages=4, warps=8),
-        Block(64, 128, stages=4),
-        Block(128, 64, stages=10),
-    ]
-    plain = [
-        Block(128, 64, stages=5),
-        Block(128, 128, stages=4, warps=8),
-        Block(64, 128, stages=4),
-    ]
-    return modes(even, early, plain)
-
-
-def modes(even: list[Block], early: list[Block], plain: list[Block]) -> list[Block]:
-    found = [replace(b, stream=True) for b in even]
-    found += [replace(b, hopper=True, ahead=a) for b in early for a in (-1, 0)]
-    return found + [replace(b, ahead=0) for b in plain]
-
-
-def swiglu_blocks() -> list[Block]:
-    even = [
-        Block(64, 128, stages=5),
-        Block(64, 128, stages=4),
-        Block(64, 128, stages=3),
-        Block(64, 64, stages=10),
-        Block(64, 64, stages=8),
-        Block(64, 64, stages=5),
-        Block(128, 64, stages=5, warps=8),
-        Block(128, 64, stages=4, warps=8),
-    ]
-    plain = [Block(64, 64, stages=3)]
-    return modes(even, plain, plain)
+def ways(blocks: list[Block]) -> list[Block]:
+    """By Triton's own pipeline, and by the Hopper kernel, the kernel behind late or early."""
+    kinds = ({}, {"hopper": True}, {"hopper": True, "early": True})
+    return [replace(b, **kind) for b in blocks for kind in kinds]
 
 
 def blocks_of(name: str) -> list[Block]:
     if name == "gate_up":
-        return swiglu_blocks()
-    if name not in SPLIT:
-        return wide_blocks()
-    found = []
-    for block in wide_blocks():
-        choices = (1,) if block.stream else (3, 2) if block.n == 64 else (3,)
-        found += [replace(block, splits=s) for s in choices]
-    return found
+        tiles = [(64, 64, 3, 4), (64, 64, 5, 4), (64, 128, 2, 4), (128, 64, 3, 8)]
+    else:
+        tiles = [
+            (128, 64, 5, 4),
+            (128, 64, 8, 4),
+            (128, 128, 4, 8),
+            (64, 128, 4, 4),
+            (64, 64, 8, 4),
+        ]
+    plain = [Block(n, k, stages=stages, warps=warps) for n, k, stages, warps in tiles]
+    if name in SPLIT:
+        plain = [replace(b, splits=s) for b in plain for s in ((3,) if b.n == 128 else (3, 2))]
+    return ways(plain)
 
 
 def run(name: str, x: torch.Tensor, weight: torch.Tensor, block: Block) -> torch.Tensor:
@@ -119,11 +79,7 @@ def run(name: str, x: torch.Tensor, weight: torch.Tensor, block: Block) -> torch
 
 
 def warm(part: int, parts: int, device: torch.device) -> None:
-    jobs = []
-    for rows in ROWS:
-        jobs += [("gdn_in", rows, b) for b in wide_blocks()]
-        jobs += [("out", rows, replace(b, splits=2)) for b in wide_blocks()]
-        jobs += [("gate_up", rows, b) for b in swiglu_blocks()]
+    jobs = [(n, r, b) for r in ROWS for n in ("gdn_in", "out", "gate_up") for b in blocks_of(n)]
     for name, rows, block in jobs[part::parts]:
         x = torch.zeros(rows, 1024, dtype=BFLOAT, device=device)
         weight = torch.zeros(1024, 1024, dtype=BFLOAT, device=device)
@@ -131,30 +87,6 @@ def warm(part: int, parts: int, device: torch.device) -> None:
             run(name, x, weight, block)
         except Exception as error:
             print(f"{name} {block}: {error}"[:300])
-
-
-def ended(child: subprocess.Popen) -> bool:
-    """Whether a compiling child came through; one that hangs is ended."""
-    try:
-        return child.wait(20) == 0
-    except subprocess.TimeoutExpired:
-        child.kill()
-        return False
-
-
-class Watch:
-    """Ends the process when nothing has been timed for a while: a kernel hangs."""
-
-    def __init__(self, seconds: float = 25) -> None:
-        self.seconds = seconds
-        self.last = time.time()
-        threading.Thread(target=self._look, daemon=True).start()
-
-    def _look(self) -> None:
-        while time.time() - self.last < self.seconds:
-            time.sleep(1)
-        print("nothing timed for too long: a kernel hangs", flush=True)
-        os._exit(3)
 
 
 def captured(step) -> torch.cuda.CUDAGraph:
@@ -178,8 +110,6 @@ def timed(step, replays: int = 50) -> tuple[float, float, float]:
     graph = captured(step)
     for _ in range(3):
         graph.replay()
-    if WATCH:
-        WATCH[0].last = time.time()
     marks = []
     for _ in range(replays):
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -394,8 +324,8 @@ def main() -> None:
     model = Model(device)
     torch.cuda.synchronize()
     print(f"weights: {time.time() - began:.0f} s")
-    WATCH.append(Watch())
-    sound = all([ended(child) for child in children])
+    for child in children:
+        child.wait()
     print(f"compiled: {time.time() - began:.0f} s")
     result: dict = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
 
@@ -423,11 +353,13 @@ def main() -> None:
     sweep: list[dict] = []
     best: dict[str, Block] = {}
     ranked: dict[str, list[Block]] = {}
+    table = {
+        name: ops.choose(*shape, 2 if name == "gate_up" else 1, BFLOAT, ops.Limits.of(device))
+        for name, shape in SHAPES.items()
+    }
     for name in SHAPES:
         entries = []
         for block in blocks_of(name):
-            if (block.hopper or block.stream) and not sound:
-                continue
             if left() < (80 if name == "fc" else 60):
                 break
             entry: dict = {"shape": name, "block": asdict(block)}
@@ -443,17 +375,16 @@ def main() -> None:
         print(f"{name} cublas {library} {time.time() - began:.0f} s")
         for e in good + [e for e in entries if "error" in e]:
             b = e["block"]
-            kind = "stream" if b["stream"] else "hopper" if b["hopper"] else "plain"
+            kind = ("hopper early" if b["early"] else "hopper") if b["hopper"] else "plain"
             print(f"  {e.get('tb_s_32')} {e.get('tb_s_16')} {b['n']}x{b['k']} s{b['splits']} "
-                  f"st{b['stages']} w{b['warps']} {kind} ahead {b['ahead']} "
-                  f"{e.get('error', '')}")  # fmt: skip
+                  f"st{b['stages']} w{b['warps']} {kind} {e.get('error', '')}")  # fmt: skip
         sweep += entries
         keep(sweep=sweep)
         ranked[name] = [Block(**e["block"]) for e in good] or blocks_of(name)[:1]
         best[name] = ranked[name][0]
     keep(best={k: asdict(v) for k, v in best.items()})
     checks = {}
-    for name, block in best.items():
+    for name, block in table.items():
         try:
             most = 128 if name in ("gdn_in", "out", "gate_up") else 32
             checks[name] = check(model, name, block, most)
@@ -461,7 +392,7 @@ def main() -> None:
             checks[name] = {"error": f"{type(error).__name__}: {error}"[:200]}
         print(name, checks[name])
     try:
-        checks["add_norm"] = check_norms(model, best["out"])
+        checks["add_norm"] = check_norms(model, table["out"])
         print("add_norm", checks["add_norm"])
     except Exception as error:
         print("add_norm", error)
@@ -473,7 +404,7 @@ def main() -> None:
             for block in order
             if not torch.equal(
                 got := run(name, x, model.copies[name][0], block),
-                seen.setdefault((block.splits, block.stream, block.n, block.k), got),
+                seen.setdefault((block.splits, block.k), got),
             )
         ]
         checks[name]["other_bits"] = [asdict(b) for b in other]
@@ -497,32 +428,8 @@ def main() -> None:
         return whole[0]
 
     chain("fastest alone", best, 32)
-    late = {name: replace(Block(64, 128), ahead=0) for name in best}
-    late["gate_up"] = Block(64, 64, stages=3, ahead=0)
-    late["head"] = Block(128, 64, stages=5, ahead=0)
-    for name in SPLIT:
-        late[name] = Block(128, 128, splits=3, stages=4, warps=8, ahead=0)
-
-    def fastest(fits) -> dict[str, Block]:
-        return {
-            name: next((b for b in order if fits(b)), best[name]) for name, order in ranked.items()
-        }
-
-    variants = {
-        "plain late": late,
-        "stream": fastest(lambda b: b.stream),
-        "stream, shares": fastest(lambda b: b.stream or (b.hopper and b.splits > 1)),
-        "hopper, stream gate_up": fastest(
-            lambda b: (b.hopper and b.ahead == -1) or (b.stream and b.n == 64)
-        ),
-        "large stream": fastest(lambda b: b.stream and b.stages * b.n * b.k >= 5 * 64 * 128),
-    }
-    variants["hopper, stream gate_up"]["gate_up"] = variants["stream"]["gate_up"]
-    for name in ("gdn_in", "attention_in", "gate_up", "head"):
-        variants[f"late, stream {name}"] = {**late, name: variants["stream"][name]}
-    times = {word: chain(word, blocks, 32) for word, blocks in variants.items()}
-    current = dict(variants[min(times, key=times.get)])
-    now = min(times.values())
+    current = dict(table)
+    now = chain("table", current, 32)
     for turn in range(2):
         for name in ("gate_up", "gdn_in", "down", "out", "attention_in", "head"):
             for block in ranked[name][: 16 if turn == 0 else 8]:
@@ -535,13 +442,12 @@ def main() -> None:
     keep(tuned={k: asdict(v) for k, v in current.items()})
     for rows in (32, 16, 1, 64, 128):
         chain("tuned", current, rows)
-    word, variants["tuned"] = "tuned", current
     keep(chains=chains)
     try:
-        alone = timed(model.products(32, variants[word]))
+        alone = timed(model.products(32, current))
         keep(products_alone=alone)
         print(f"products without norms rows 32: layers {alone[0]:.3f} ms")
-        timeline = profile(model, variants[word])
+        timeline = profile(model, current)
         keep(timeline=timeline)
         for line in timeline[:24]:
             print("  " + " ".join(map(str, line)))
