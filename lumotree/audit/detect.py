@@ -82,11 +82,14 @@ class Sensitivity:
         self._case = None
 
     def detections(self, fault: Fault, audits: Sequence[str] = AUDITS) -> Iterator[Detection]:
-        """One per audit, and per prefix in the continuation audit.
+        """One per audit, and per prefix in the continuation audit; none where it cannot act.
 
-        None where the fault cannot act: forced paths of captured steps leave the draft head out.
+        Faults of the draft head need one, and forced paths of captured steps leave it out.
         """
-        if self.engine.model.kernels and fault.surface.startswith("MTP"):
+        drafts = fault.surface.startswith("MTP")
+        if drafts and self.engine.model.kernels:
+            return
+        if (drafts or fault.surface == "drafts") and not self.engine.has_mtp:
             return
         for audit in audits:
             yield from getattr(self, f"_{audit}")(fault)

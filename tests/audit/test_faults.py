@@ -9,11 +9,13 @@ from lumotree.audit.faults import AUDITS, FAULTS, fault, selection
 from lumotree.audit.faults.base import replaced
 from lumotree.audit.sampler import SamplerPlan
 from lumotree.draft import mtp
+from lumotree.engine import Engine
 from lumotree.errors import LumoTreeError
 from lumotree.model.hybrid import HybridModel
 from lumotree.model.rows import TreeRows
 from lumotree.state import HybridState
 from lumotree.verifiers.path_scan import PathScan
+from tests.tiny import Geometry, save_tiny
 
 SEAMS = {
     (decoder, "sample_rows"),
@@ -85,6 +87,13 @@ def test_a_seam_that_moved_is_an_error():
     with pytest.raises(AttributeError, match="no gone of its own"):
         with replaced(mtp, "gone", lambda original: original):
             pass
+
+
+def test_faults_of_a_draft_head_need_one(tmp_path, prompts):
+    save_tiny(tmp_path, Geometry(), mtp=False)
+    headless = Sensitivity(Engine.load(str(tmp_path), device="cpu"), prompts, 0)
+    for name in ("MTP rows not refilled", "pre-norm hidden to the drafter", "duplicate sibling"):
+        assert list(headless.detections(fault(name))) == []
 
 
 def test_an_unknown_fault_names_those_there_are():

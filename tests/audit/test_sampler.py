@@ -63,7 +63,7 @@ def test_enumeration_sees_a_wrong_walk_or_row(name):
         assert not all(check.passed for check in enumerations(0, 3))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_enumeration_is_exact(seed):
     found = list(enumerations(seed, 3))
     assert len(found) == len(enumeration.TREES) * len(enumeration.SETTINGS)

@@ -7,18 +7,18 @@ from lumotree.audit.faults import fault
 from lumotree.audit.fresh import same_engine
 from lumotree.audit.soak import SoakPlan, audit_soak, requests_job
 
-SMALL = SoakPlan(tokens=60, requests=6, stretch=30, side_by_side=False)
+SMALL = SoakPlan(tokens=36, requests=4, stretch=18, side_by_side=False)
 
 
 def test_a_soak_without_faults_passes(engine, prompts):
     found = list(audit_soak(engine, SMALL, prompts, 0))
     assert all(check.passed for check in found), [c.sentence for c in found if not c.passed]
     counts = {line.name: line.total for line in lines(found)}
-    assert counts == {"requests": 6, "long continuation": 2, "state at the end": 1}
+    assert counts == {"requests": 4, "long continuation": 2, "state at the end": 1}
 
 
 def test_a_broken_walk_fails_the_long_continuation(engine, prompts):
-    plan = SoakPlan(tokens=60, requests=0, stretch=30, side_by_side=False)
+    plan = SoakPlan(tokens=36, requests=0, stretch=18, side_by_side=False)
     found = list(audit_soak(engine, plan, prompts, 0, fault("unconditional accept").apply))
     assert not found[-1].passed
 
