@@ -32,9 +32,10 @@ class Line:
     def finished(self, row: dict[str, Any]) -> None:
         self._done += 1
         reason = f" ({row['reason']})" if row["reason"] else ""
+        requests = "" if row["requests"] is None else f"{row['requests']} requests, "
         self.say(
             f"[{self._done}/{self._total}] {row['arm']} {row['task']}: {row['outcome']}{reason}, "
-            f"{row['requests']} requests, {row['agent_s'] + row['grading_s']:.0f} s"
+            f"{requests}{row['agent_s'] + row['grading_s']:.0f} s"
         )
 
     def say(self, words: str) -> None:

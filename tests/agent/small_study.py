@@ -23,7 +23,8 @@ def small_study(
 ) -> Study:
     chosen = load_tasks([tasks])
     parallel = changes.pop("parallel", 1)
-    options = StudyOptions(arms=arms, budget=Budget(seconds=120.0), **changes)
+    changes.setdefault("budget", Budget(seconds=120.0))
+    options = StudyOptions(arms=arms, **changes)
     sandbox = Sandbox.choose(options.sandbox)
     run = describe(options, chosen, sandbox)
     if resume:
