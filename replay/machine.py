@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,19 @@ PACKAGES = ("lumotree", "torch", "triton", "transformers", "numpy")
 
 
 def describe_machine() -> dict[str, Any]:
-    """System, processor and cores that this process may use."""
+    """System, processor, cores that this process may use, and the GPU that torch has loaded for."""
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count()
+    torch = sys.modules.get("torch")  # never loaded for this alone
+    gpu = torch.cuda.get_device_name() if torch and torch.cuda.is_available() else None
     return {
         "system": platform.system(),
         "architecture": platform.machine(),
         "cpu": _cpu_name(),
         "cores": cores,
+        **({"gpu": gpu} if gpu else {}),
     }
 
 

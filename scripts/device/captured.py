@@ -51,6 +51,7 @@ def main() -> None:
     parser.add_argument("--rows", default="natural")
     parser.add_argument("--arms", nargs="+", default=list(ARMS))
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--profile", action="store_true", help="kernels of the last arm too")
     parser.add_argument("--out", type=Path, default=Path("."))
     args = parser.parse_args()
     started = time.perf_counter()
@@ -107,6 +108,12 @@ def main() -> None:
         print(key, "same tokens" if all(same.values()) else f"DIFFER at {where}", flush=True)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "captured.json").write_text(json.dumps(table, indent=1))
+    if args.profile:
+        from profile_step import show
+
+        for name in ("ar", "lumotree"):
+            if name in decoders:
+                show(f"{name} {args.prompt[-1]}", decoders[name], args.out)
     print(f"peak memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
 
 

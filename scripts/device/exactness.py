@@ -70,9 +70,11 @@ def compare(engine: Engine, prompt: list[int], steps: int, every: int, sampled: 
         base = native.save()
         if step % every == 0:
             saved = {-1: base}
-            for row in range(len(shape)):
-                if not verified.active[row]:
-                    continue
+            # Depth first: a sibling's keys would lie where those of an ancestor must.
+            todo = [0]
+            while todo:
+                row = todo.pop()
+                todo += [child for child in shape.children[row] if verified.active[child]]
                 native.load(saved[shape.parents[row]])
                 found["rows"] += 1
                 found["rows equal"] += int(
