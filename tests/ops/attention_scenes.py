@@ -195,23 +195,26 @@ def check_attend(device: str, dtype: torch.dtype, sizes: Sizes, examples: int) -
     # Few programs share the chunks out, and only where there are many do rows walk their last one.
     programs = st.sampled_from((1, 12, 1000))
 
-    @few(examples)
-    @given(trees(), border, st.integers(-8, 1), st.booleans(), programs, st.data())
-    def check(tree, border, offset, late, programs, data) -> None:
-        first = int(late)
-        length = max(first, border + offset)
+    def one(tree, length: int, first: int, programs: int, rows: set[int]) -> None:
         launch = replace(sizes.launch, programs=programs)
         case = Case(tree, length, replace(sizes, launch=launch), dtype, device, padding=first)
         q = case.prepare()
-        if late:  # what stands before the first key must not count, whatever it is
+        if first:  # what stands before the first key must not count, whatever it is
             case.keys[:, 0], case.values[:, 0] = torch.nan, torch.nan
         out = case.attend(q, first)
         assert out.isfinite().all()
         assert_attended(case, q, out, first)
-        rows = {len(tree) - 1, data.draw(st.integers(0, len(tree) - 1))}
         assert_rows_alone(case, q, out, rows, first)
 
+    @few(examples)
+    @given(trees(), border, st.integers(-8, 1), st.integers(0, 1), programs, st.data())
+    def check(tree, border, offset, first, programs, data) -> None:
+        rows = {len(tree) - 1, data.draw(st.integers(0, len(tree) - 1))}
+        one(tree, max(first, border + offset), first, programs, rows)
+
     check()
+    # The first key in the block of the rows themselves.
+    one(tree_from_name("-1,0,0,1"), 3, 1, 1000, {2})
 
 
 def check_stock(device: str, dtype: torch.dtype, sizes: Sizes, examples: int) -> None:
