@@ -52,12 +52,14 @@ def agent_study(
     device: str = typer.Option(None, help="Their device: auto (default), cpu or cuda."),
     dtype: str = typer.Option(None, help="Their dtype: auto (default), float32 or bfloat16."),
     threads: int = typer.Option(None, help="Their CPU threads; default: as torch chooses."),
-    budget: float = typer.Option(9000.0, help="Seconds an attempt may take."),
-    steps: int = typer.Option(0, help="Requests an attempt may make; 0: no limit."),
-    max_tokens: int = typer.Option(24_000, help="Most tokens of one response."),
-    command_timeout: float = typer.Option(120.0, help="Seconds one command may take."),
-    output_cap: int = typer.Option(10_000, help="Characters of a command's output that are shown."),
-    seed: int = typer.Option(0, help="Seed that each request carries."),
+    budget: float = typer.Option(None, help="Seconds an attempt may take. Default 9000."),
+    steps: int = typer.Option(None, help="Requests an attempt may make. Default 0: no limit."),
+    max_tokens: int = typer.Option(None, help="Most tokens of one response. Default 24000."),
+    command_timeout: float = typer.Option(None, help="Seconds one command may take. Default 120."),
+    output_cap: int = typer.Option(
+        None, help="Characters of a command's output that are shown. Default 10000."
+    ),
+    seed: int = typer.Option(None, help="Seed that each request carries. Default 0."),
     agent_cmd: str = typer.Option(
         None,
         help="A shell command that is the agent, in place of the built-in loop; it finds the "
@@ -101,31 +103,33 @@ def agent_study(
     from replay.agent.tasks import load_tasks
     from replay.agent.workspace import Workspaces
 
-    for name, value, least in (("parallel", parallel, 1), ("steps", steps, 0)):
-        if value < least:
-            raise LumoTreeError(f"--{name} is {value}; it takes a whole number from {least}")
-    for name, amount in (("budget", budget), ("command-timeout", command_timeout)):
-        if not amount > 0:
-            raise LumoTreeError(f"--{name} is {amount:g}; it takes seconds above 0")
-    if resume is not None and out is not None:
-        raise LumoTreeError("--resume and --out exclude each other: a study stays in its place")
-    saved = _saved(resume) if resume is not None else None
-    if saved is not None:
-        places, names, options = saved
+    given = {
+        "tasks": tasks or None,
+        "task": task or None,
+        "arms": arms,
+        "budget": budget,
+        "steps": steps,
+        "max-tokens": max_tokens,
+        "command-timeout": command_timeout,
+        "output-cap": output_cap,
+        "seed": seed,
+        "sandbox": sandbox,
+        "agent-cmd": agent_cmd,
+        "model": model,
+        "device": device,
+        "dtype": dtype,
+        "threads": threads,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    _check(given | {"parallel": parallel})
+    if resume is None:
+        places, names, options = tasks or [TASKS], task or [], _options(given)
     else:
-        places, names = tasks or [TASKS], task or []
-        options = _options(
-            arms=arms or "scripted",
-            budget=budget,
-            steps=steps,
-            max_tokens=max_tokens,
-            command_timeout=command_timeout,
-            seed=seed,
-            sandbox=sandbox,
-            agent_cmd=agent_cmd,
-            output_cap=output_cap,
-            server={"model": model, "device": device, "dtype": dtype, "threads": threads},
-        )
+        for name in [*given, *(["out"] if out is not None else [])]:
+            raise LumoTreeError(
+                f"--resume and --{name} exclude each other: a study goes on with its own options"
+            )
+        places, names, options = _saved(resume)
     for place in places:
         if not place.exists():
             raise LumoTreeError(f"{place} does not exist", "name the tasks with --tasks")
@@ -154,24 +158,42 @@ def agent_study(
     )
 
 
-def _options(**given: Any) -> StudyOptions:
+def _check(given: dict[str, Any]) -> None:
+    """Raises LumoTreeError naming the option that is out of range."""
+    least = {"parallel": 1, "steps": 0, "max-tokens": 1, "output-cap": 100, "threads": 1}
+    for name, minimum in least.items():
+        if name in given and given[name] < minimum:
+            raise LumoTreeError(
+                f"--{name} is {given[name]}; it takes a whole number from {minimum}"
+            )
+    for name in ("budget", "command-timeout"):
+        if name in given and not given[name] > 0:
+            raise LumoTreeError(f"--{name} is {given[name]:g}; it takes seconds above 0")
+
+
+def _options(given: dict[str, Any]) -> StudyOptions:
+    """What was given, and the defaults of the study for the rest."""
     from replay.agent.attempt import Budget
     from replay.agent.study import StudyOptions
 
+    limits = {
+        "budget": "seconds",
+        "steps": "steps",
+        "max-tokens": "max_tokens",
+        "command-timeout": "command_s",
+    }
+    budget = Budget(**{key: given[name] for name, key in limits.items() if name in given})
     server: list[str] = []
-    for name, value in given["server"].items():
-        if value is not None:
-            server += [f"--{name}", str(value)]
-    seconds = given["budget"]
+    for name in ("model", "device", "dtype", "threads"):
+        if name in given:
+            server += [f"--{name}", str(given[name])]
+    plain = ("seed", "sandbox", "agent-cmd", "output-cap")
     return StudyOptions(
-        arms=given["arms"],
-        budget=Budget(seconds, given["steps"], given["max_tokens"], given["command_timeout"]),
-        seed=given["seed"],
-        sandbox=given["sandbox"],
-        agent_cmd=given["agent_cmd"],
-        output_cap=given["output_cap"],
+        arms=given.get("arms", "scripted"),
+        budget=budget,
         # A request of an attempt may take as long as the attempt.
-        server_options=(*server, "--request-timeout", f"{seconds:g}"),
+        server_options=(*server, "--request-timeout", f"{budget.seconds:g}"),
+        **{name.replace("-", "_"): given[name] for name in plain if name in given},
     )
 
 

@@ -94,6 +94,8 @@ def test_check_and_compute_and_prepare(call, tiny_folder: Path, tmp_path: Path) 
         (("--sandbox", "jail"), "unknown sandbox 'jail'"),
         (("--resume", "nowhere"), "nowhere is no folder of an agent study"),
         (("--resume", "a", "--out", "b"), "--resume and --out exclude each other"),
+        (("--resume", "a", "--steps", "3"), "--resume and --steps exclude each other"),
+        (("--max-tokens", "0"), "--max-tokens is 0; it takes a whole number from 1"),
     ],
 )
 def test_wrong_use_is_a_sentence(call, words: tuple, fault: str | None) -> None:
