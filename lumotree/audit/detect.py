@@ -79,7 +79,7 @@ class Sensitivity:
             envelope = envelope or continuation.FLOORS
             self.limits = {n: continuation.ALLOWANCE * v for n, v in envelope.items()}
         self._runs: list[tuple[ForcedRun, list[Boundary]]] | None = None
-        self._case = None
+        self._case = self._decoder = None
 
     def detections(self, fault: Fault, audits: Sequence[str] = AUDITS) -> Iterator[Detection]:
         """One per audit, and per prefix in the continuation audit; none where it cannot act.
@@ -124,17 +124,17 @@ class Sensitivity:
 
     @torch.inference_mode()
     def _continuation(self, fault: Fault) -> Iterator[Detection]:
-        decoder = reference.audited_decoder(self.engine)
-        plain = reference.sequential_decoder(self.engine)
         if self._runs is None:
+            self._decoder = reference.audited_decoder(self.engine)
+            plain = reference.sequential_decoder(self.engine)
             schedule = "abc"[self.seed % 3]
             plan = ContinuationPlan(LENGTHS, 1, (schedule,), other_process=False)
-            runs = continuation.forced_runs(decoder, plan, self.prompts, self.seed)
+            runs = continuation.forced_runs(self._decoder, plan, self.prompts, self.seed)
             self._runs = [(r, reference.sequential(plain, r.prefix, r.cycles)) for r in runs]
         for run, wanted in self._runs:
             acted = failed = None
             steps = continuation.follow(
-                decoder, run.prefix, run.cycles, wanted, fault, self.seed % PLANTED_AT
+                self._decoder, run.prefix, run.cycles, wanted, fault, self.seed % PLANTED_AT
             )
             for step in steps:
                 if acted is None and step.mutations:

@@ -32,6 +32,8 @@ TREES = 48
 TREE_ROWS = 16
 # A divergence is rounding where the two best tokens were this close, in processed logits.
 CLOSE = 0.5
+# Tokens that the long continuation has room for past its end: more than two steps emit.
+SPARE = 64
 PROMPT_TOKENS = 320
 # Requests of the soak are short: it is their number that counts.
 REQUEST_TOKENS = (200, 16)
@@ -59,21 +61,19 @@ class SoakPlan:
         return cls(0, 8, side_by_side=False)
 
 
-class Scripted(Decoder):
-    """Drafts along a known text over random trees, right or wrong by chance.
+def scripting(
+    decoder: Decoder, script: Sequence[int], seed: int, trees: Sequence[TreeDescriptor]
+) -> None:
+    """Makes this decoder draft along a known text over `trees`, right or wrong by chance.
 
-    The draft head runs as it always does; its drafts are thrown away.
+    Its own drafters run as they always do; their drafts are thrown away.
     """
+    propose, choose = decoder.propose, random.Random(seed)
+    vocab = decoder.model.config.vocab_size
 
-    def __init__(self, engine: Engine, config: DecoderConfig, script: Sequence[int], seed: int):
-        super().__init__(engine.model, engine.tokenizer, config, engine.runner)
-        self.script, self.choose = script, random.Random(seed)
-        self.trees = [_random_tree(self.choose) for _ in range(TREES)]
-
-    def propose(self, run: Run, state: HybridState) -> Proposal:
-        super().propose(run, state)
-        choose = self.choose
-        tree = choose.choice(self.trees)
+    def scripted(run: Run, state: HybridState) -> Proposal:
+        propose(run, state)
+        tree = choose.choice(trees)
         proposal = Proposal.root_only(tree, run.tokens[-1])
         if choose.random() < EMPTY:
             return proposal
@@ -82,15 +82,18 @@ class Scripted(Decoder):
         for row in range(1, len(tree)):
             parent, place = tree.parents[row], at + tree.depth[row] - 1
             taken = {proposal.tokens[r] for r in tree.children[parent] if proposal.active[r]}
-            token = choose.randrange(self.model.config.vocab_size)
-            right = parent in follows and place < len(self.script) and choose.random() < RIGHT
+            token = choose.randrange(vocab)
+            right = parent in follows and place < len(script) and choose.random() < RIGHT
             if right:
-                token = self.script[place]
-            if proposal.active[parent] and token not in taken:
+                token = script[place]
+            usable = tree.default_active[row] and proposal.active[parent]
+            if usable and token not in taken:
                 proposal.put(row, token, "spine")
                 if right:
                     follows.add(row)
         return proposal
+
+    decoder.propose = scripted
 
 
 def _random_tree(choose: random.Random) -> TreeDescriptor:
@@ -144,42 +147,52 @@ def _continuation(
     if not plan.tokens:
         return
     prompt = prompts[seed % len(prompts)].tokens[-PROMPT_TOKENS:]
-    tokens = min(plan.tokens, engine.max_context - len(prompt))
-    params = SamplingParams(seed=seed, max_tokens=tokens, ignore_eos=True)
-    wanted, reference = _decode(engine.decoder(PLAIN), prompt, params)
-    config = DecoderConfig("hydra27", 2 if engine.has_mtp else 0, suffix=False)
-    decoder = Scripted(engine, config, wanted.output, seed)
+    tokens = min(plan.tokens, engine.max_context - len(prompt) - SPARE)
+    # Neither run ends: a captured step that ends a request may have published its path or not.
+    params = SamplingParams(seed=seed, max_tokens=tokens + SPARE, ignore_eos=True)
+    plain = engine.decoder(PLAIN)
+    wanted, reference = plain.begin(prompt, params)
+    while len(wanted.output) < tokens + SPARE // 2:
+        plain.step(wanted, reference)
+    decoder = engine.decoder(DecoderConfig("hydra27", 2 if engine.has_mtp else 0, suffix=False))
+    choose = random.Random(seed)
+    # Captured steps know one tree; which of its rows are active differs all the same.
+    trees = [decoder.tree] if engine.model.kernels else [_random_tree(choose) for _ in range(TREES)]
+    scripting(decoder, wanted.output, seed, trees)
     with planted():
         run, state = decoder.begin(prompt, params)
         told = 0
         while told < tokens:
             goal = min(told + plan.stretch, tokens)
-            while run.finish_reason is None and len(run.output) < goal:
+            while len(run.output) < goal:
                 decoder.step(run, state)
             wrong = _first_difference(run.output, wanted.output[: len(run.output)])
             place = f"tokens {told + 1} to {goal} of {len(prompt)} + {tokens}"
-            check = _tokens_check("long continuation", place, wrong, engine, wanted, goal)
-            yield check
+            yield _tokens_check("long continuation", place, wrong, engine, wanted, goal)
             if wrong is not None:
                 return
             told = goal
-        yield _end_state(engine, decoder, run, state, reference)
+        yield _end_state(engine, decoder, run, state, wanted, reference)
 
 
 def _end_state(
-    engine: Engine, decoder: Decoder, run: Run, state: HybridState, reference: HybridState
+    engine: Engine,
+    decoder: Decoder,
+    run: Run,
+    state: HybridState,
+    wanted: Run,
+    reference: HybridState,
 ) -> Check:
     """Both states at the same length, reached by steps without drafts from the last publication."""
-    steps = run.steps
     while state.length < reference.length:
-        token = run.tokens[state.length]
+        token = wanted.tokens[state.length]
         verified = decoder.verify(state, Proposal.root_only(decoder.tree, token))
         verified.rows.publish([0], verified.hidden)
     different = _different(state, reference, state.length)
     passed = not different or engine.row_multiple is None
     return Check(
         "state at the end",
-        f"{state.length} tokens, {steps} steps, {sum(run.accepted_by_depth)} drafts accepted",
+        f"{state.length} tokens, {run.steps} steps, {sum(run.accepted_by_depth)} drafts accepted",
         passed,
         "" if passed else f"{', '.join(different)} differ",
         step=len(run.output),
