@@ -84,7 +84,8 @@ def make_slots(
         decoder = engine.decoder(config)
         decoder.snapshots = store
         try:
-            state = decoder.reserve(context)
+            with torch.inference_mode():
+                state = decoder.reserve(context)
         except RequestError as error:
             raise LumoTreeError(f"slot {number} of {active}: {error.message}", hint) from None
         needed = active * state.nbytes + store.budget

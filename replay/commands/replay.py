@@ -186,7 +186,9 @@ def run(
         if report:
             _report(outcome.folder.path, quiet)
     except KeyboardInterrupt:
-        if place:
+        if {"concurrency", "arrivals"} & given.keys():
+            say("interrupted; a run under load cannot be continued")
+        elif place:
             say(
                 f"interrupted; continue with: lumotree replay --resume {shlex.quote(str(place[0]))}"
             )
