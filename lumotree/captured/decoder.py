@@ -206,7 +206,6 @@ class CapturedDecoder(Decoder):
                 len(self.plan.mtp),
                 config.first_passes,
                 self.draft_vocab,
-                self.padded,
             )
             shape = self.drafted.results.shape
             self.candidates = torch.zeros(shape, dtype=torch.int32, pin_memory=pin)

@@ -30,17 +30,13 @@ class DraftPasses:
         passes: int,
         first: int,
         vocab: int,
-        padded: int,
     ) -> None:
         self.model, self.step, self.passes, self.vocab = model, step, passes, vocab
         device = model.device
         steps = max(step.tree.depth) + 1
-        self.steps = steps
-        rows = max(padded, steps) if padded > 1 else steps
-        self.hidden = torch.zeros(rows, model.config.hidden_size, dtype=model.dtype, device=device)
-        self.tokens = torch.zeros(rows, dtype=torch.int32, device=device)
+        self.hidden = torch.zeros(steps, model.config.hidden_size, dtype=model.dtype, device=device)
+        self.tokens = torch.zeros(steps, dtype=torch.int32, device=device)
         self.count = torch.zeros(1, dtype=torch.int32, device=device)
-        self.place = torch.arange(steps, dtype=torch.int32, device=device)
         self.start = torch.zeros(1, dtype=torch.int32, device=device)
         self.slots = torch.zeros(max(passes, 1), 1, dtype=torch.int32, device=device)
         self.ahead = torch.arange(max(passes, 1), dtype=torch.int32, device=device)[:, None]
@@ -49,13 +45,13 @@ class DraftPasses:
         self.candidates, self.leads = self.results[:, :4], self.results[:, 4].view(torch.float32)
         self.last = torch.zeros_like(self.hidden[:1])
 
-        def see(tree: TreeDescriptor, padded: int, length: Tensor) -> AttentionRows:
-            return AttentionRows(model, tree, padded, state.mtp_kv, length, first=1)
+        def see(tree: TreeDescriptor, length: Tensor) -> AttentionRows:
+            return AttentionRows(model, tree, len(tree), state.mtp_kv, length, first=1)
 
         chain = tree_from_name(f"chain-{steps - 1}" if steps > 1 else "root")
-        self.refill_rows = see(chain, rows, self.start)
+        self.refill_rows = see(chain, self.start)
         root = tree_from_name("root")
-        self.pass_rows = [see(root, 1, slot) for slot in self.slots]
+        self.pass_rows = [see(root, slot) for slot in self.slots]
         self.top = TopCandidates(1, vocab, min(vocab, model.live_vocab), device)
 
     def feed(self, hidden: Tensor, token: int) -> None:
@@ -66,12 +62,8 @@ class DraftPasses:
 
     def take(self) -> None:
         """Takes the rows that the step published and the tokens after them."""
-        step, selector, n = self.step, self.step.selector, self.steps
-        path, count = selector.path.rows, selector.path.count
-        self.hidden[:n].copy_(step.hidden.index_select(0, path[:n]))
-        after = step.tokens.index_select(0, path[1 : n + 1])
-        self.tokens[:n].copy_(torch.where(self.place == count - 1, selector.pending, after))
-        self.count.copy_(count)
+        step = self.step
+        step.selector.take(step.hidden, step.tokens, self.hidden, self.tokens, self.count)
 
     def draft(self) -> None:
         model, length = self.model, self.step.request.length
