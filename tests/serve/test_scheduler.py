@@ -17,6 +17,7 @@ class FakeRun:
     prompt_tokens: int
     completion_tokens: int = 0
     fresh: tuple = ((), "")
+    fresh_logprobs: tuple = ()
     steps: int = 0
     drafted: int = 0
     reused: int = 0
@@ -29,7 +30,7 @@ class FakeSlot:
 
     def __init__(self, log, gate=None, fault=None):
         self.log, self.gate, self.fault = log, gate, fault
-        self.run, self.logprobs, self.open_now, self.stop_id = None, (), False, None
+        self.run, self.open_now, self.stop_id = None, False, None
 
     def open(self, prompt_ids, params, logprobs):
         assert not self.open_now
