@@ -48,7 +48,7 @@ class ContinuationPlan:
 
     @classmethod
     def quick(cls) -> ContinuationPlan:
-        return cls((60, 507), 1)
+        return cls((60, 507), 1, ("a", "b"))
 
 
 @dataclass(frozen=True)

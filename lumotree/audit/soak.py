@@ -53,7 +53,7 @@ class SoakPlan:
 
     @classmethod
     def quick(cls) -> SoakPlan:
-        return cls(240, 8, 120, side_by_side=False)
+        return cls(160, 6, 80, side_by_side=False)
 
     @classmethod
     def probe(cls) -> SoakPlan:
