@@ -149,9 +149,34 @@ def test_a_stop_string_ends_the_text_before_it(client):
     assert cut.finish_reason == "stop" and cut.text == whole[: whole.index(stop)]
 
 
+def test_log_probabilities(client):
+    fields = {"logprobs": True, "top_logprobs": 2, "max_tokens": 6, "temperature": 0}
+    whole = chat(client, **fields).choices[0]
+    entries = whole.logprobs.content
+    assert "".join(bytes(e.bytes).decode() for e in entries) == whole.message.content
+    for entry in entries:
+        first, second = entry.top_logprobs
+        assert (first.token, first.logprob) == (entry.token, entry.logprob)  # greedy
+        assert 0 >= first.logprob >= second.logprob
+    streamed = [
+        entry
+        for chunk in chat(client, stream=True, **fields)
+        if chunk.choices[0].logprobs
+        for entry in chunk.choices[0].logprobs.content
+    ]
+    assert streamed == entries
+    more = {"max_tokens": 6, "logprobs": 1, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    answer = client.completions.create(model="embedded", prompt="def add(a, b):\n", **more)
+    answer = answer.choices[0]
+    assert "".join(answer.logprobs.tokens) == answer.text
+    assert answer.logprobs.text_offset[0] == 0 and len(answer.logprobs.token_logprobs) == 6
+    assert all(len(top) == 1 for top in answer.logprobs.top_logprobs)
+
+
 def test_seeds(client):
     def text(seed):
-        return chat(client, seed=seed, temperature=1.5).choices[0].message.content
+        answer = chat(client, seed=seed, temperature=1.5, max_tokens=12)
+        return answer.choices[0].message.content
 
     assert text(3) == text(3) != text(4)
     assert text(None) != text(None)
