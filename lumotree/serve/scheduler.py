@@ -101,7 +101,13 @@ class Scheduler:
         return self._thread.is_alive()
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Takes all jobs or none. Raises ApiError: 429 when the queue is full, 503 at the end."""
+        """Takes all jobs or none. Raises ApiError: 429 when the queue is full, 503 at the end,
+        400 for more jobs than it ever takes.
+        """
+        if len(jobs) > self.capacity:
+            raise ApiError(
+                400, f"{len(jobs)} answers at once are more than the {self.capacity} taken here"
+            )
         with self._changed:
             if self._draining or self._stopped:
                 raise ApiError(503, "the server is shutting down", code="shutting_down")

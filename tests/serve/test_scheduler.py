@@ -122,6 +122,9 @@ def test_the_queue_is_bounded_and_a_batch_is_taken_whole_or_not(running):
         scheduler.submit([job(3)[0], job(4)[0]])
     assert caught.value.status == 429 and caught.value.headers["retry-after"] == "1"
     assert sum(scheduler.load) == 2
+    with pytest.raises(ApiError, match="4 answers at once are more than the 3") as caught:
+        scheduler.submit([job(name)[0] for name in range(4)])
+    assert caught.value.status == 400
     third = job(5)
     scheduler.submit([third[0]])
     gate.set()
