@@ -1,8 +1,10 @@
 """`lumotree audit` in process: output, files, exit codes, sentences."""
 
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -15,6 +17,8 @@ from replay.audit import AuditOptions
 from replay.audittables import fault_rows, figure, verdict, walk_power
 from replay.cli import app
 from replay.report.audit import audit_tables
+from replay.report.page import extra_tables
+from replay.report.view import RunView
 
 KEYS = {
     "schema_version", "command", "started_at", "ended_at", "machine", "versions", "git_commit",
@@ -171,6 +175,25 @@ def test_a_verdict_names_what_failed():
     assert [table.name for table in audit_tables(found)] == ["faults", "power"]
     assert "walks alone see it in 5 of 6" in walk_power(found)[0]
     assert figure(None) == "not finite" and figure(3.0) == "3" and figure(0.5) == "5.00e-01"
+
+
+def test_an_audit_beside_a_replay_is_a_section_of_its_report(tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(Path(__file__).parents[1] / "fixtures" / "run-v1", run)
+    assert extra_tables(RunView.load(run)) == []
+    found = {
+        "schema_version": auditfile.SCHEMA_VERSION,
+        "audits": [],
+        "faults": [entry("continuation", 1, 1)],
+        "undetected": [],
+        "rule": "equality",
+        "options": {"seeds": 1},
+        "false_alarms": {},
+        "walk_power": [],
+    }
+    auditfile.save_audit(run, found)
+    (table,) = extra_tables(RunView.load(run))
+    assert table.title == "Planted faults" and table.rows[0][2].text == "1/1, cycle 2"
 
 
 def test_faults_without_the_model_s_audits_need_the_model():
