@@ -51,8 +51,8 @@ class DecoderConfig:
 
     tree: str = "hydra27"
     passes: int = 5
-    first_passes: int = 0
     suffix: bool = True
+    first_passes: int = 0
     verify: str = EXACT_SCAN
     draft_vocab: int = 0
     attention: str = "grouped"
