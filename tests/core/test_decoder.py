@@ -346,7 +346,7 @@ def test_a_state_that_does_not_fit_is_a_request_error(speaking, monkeypatch):
     def full(*_):
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr("lumotree.decoder.HybridState", full)
+    monkeypatch.setattr("lumotree.model.hybrid.HybridModel.new_state", full)
     with pytest.raises(RequestError, match="no memory for the state of"):
         decoder.generate(REPEATING, plain(4))
     monkeypatch.undo()
