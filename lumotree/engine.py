@@ -104,8 +104,9 @@ class Engine:
 
         Raises CheckpointError when `config` drafts with an MTP head the checkpoint lacks.
         """
-        if config.passes < 0:
-            raise LumoTreeError(f"passes={config.passes} is negative")
+        for name in ("passes", "first_passes", "draft_vocab"):
+            if getattr(config, name) < 0:
+                raise LumoTreeError(f"{name}={getattr(config, name)} is negative")
         kind: type[Decoder] = Decoder
         if self.model.kernels:
             from lumotree.captured.decoder import CapturedDecoder

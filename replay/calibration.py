@@ -117,6 +117,11 @@ def calibrate(
     `corpus_sha256` is of the corpus of `items`. Raises LumoTreeError when the outputs are too
     short to measure anything, or the designs too few to know the error of a prediction.
     """
+    if engine.model.kernels:
+        raise LumoTreeError(
+            "calibration times torch operations, and this device runs captured kernels",
+            "name a tree, or use --device cpu",
+        )
     chosen = [items[i] for i in evenly_spaced(len(items), min(requests, len(items)))]
     records = record(engine, chosen, tokens, designs, note)
     observations = tuple(observe(config, steps) for config, steps in records if steps)

@@ -21,6 +21,7 @@ from lumotree.captured.step import RequestBuffers, VerifyStep
 from lumotree.decoder import Decoder, Run, Verified
 from lumotree.draft.mtp import sure
 from lumotree.draft.plan import Proposal, fill
+from lumotree.errors import RequestError
 from lumotree.model.runner import MATCHED_ROWS
 from lumotree.ops.select import SamplingBlock
 from lumotree.sampling import accept_walk
@@ -28,7 +29,8 @@ from lumotree.state import HybridState
 
 # State slots come in powers of two from here: a captured graph belongs to one slot.
 FIRST_CAPACITY = 4096
-STAGES = ("verify", "select", "publish", "draft")
+START = "start"
+MAX_LAPS = 64
 
 
 class CapturedDecoder(Decoder):
@@ -41,7 +43,8 @@ class CapturedDecoder(Decoder):
         padded = len(self.active_tree)
         self.padded = max(padded, MATCHED_ROWS) if self.runner.mode == "matched" else padded
         self.request = RequestBuffers(model.config.vocab_size, model.device)
-        self.draft_vocab = config.draft_vocab or model.config.vocab_size
+        vocab = model.config.vocab_size
+        self.draft_vocab = min(config.draft_vocab or vocab, vocab)
         self.clock = _Clock(model.device)
         pin = model.device.type == "cuda"
         self.staging = torch.zeros(5 * self.padded, dtype=torch.uint8, pin_memory=pin)
@@ -50,6 +53,8 @@ class CapturedDecoder(Decoder):
 
     def _enter(self, run: Run, state: HybridState, hidden: Tensor) -> None:
         super()._enter(run, state, hidden)
+        self.clock.clear()
+        self.tree_step.rows.verifier.forget()
         request = self.request
         request.params.set(run.params)
         request.length.fill_(state.length)
@@ -69,6 +74,7 @@ class CapturedDecoder(Decoder):
             self.clock.book(run)
             done = self.drafted.first
             if done < self.drafted.passes and self._sure(done - 1):
+                self.clock.start()
                 self.graphs["more"]()
                 self._fetch_candidates()
                 self.clock.book(run)
@@ -120,6 +126,7 @@ class CapturedDecoder(Decoder):
 
     def _select_on_host(self, run: Run, verified: Verified) -> tuple[list[int], int]:
         """What the kernels do not cover (any top_k, many ties), by the torch definition."""
+        self.clock.start()
         tree, state_length = verified.tree, verified.rows.state.length
         sampled = self._sample(
             run, verified.logits[: len(tree)], tree, verified.tokens, state_length
@@ -164,15 +171,31 @@ class CapturedDecoder(Decoder):
 
         A step that is under way when the request ends may publish and draft once more.
         """
-        needed = tokens + 2 * len(self.tree) + MATCHED_ROWS
-        if self._state is None or self._state.capacity < needed:
-            self.tree_step = self.drafted = self.graphs = None
-            capacity = FIRST_CAPACITY
-            while capacity < needed:
-                capacity *= 2
-            state = super().reserve(capacity - len(self.tree))
-            self._capture(state)
+        margin = 2 * len(self.tree) + MATCHED_ROWS
+        needed = tokens + margin
+        if self._state is not None and self._state.capacity >= needed:
+            return self._state
+        self._drop()
+        capacity = FIRST_CAPACITY
+        while capacity < needed:
+            capacity *= 2
+        capacity = max(needed, min(capacity, self.max_context + margin))
+        try:
+            self._capture(super().reserve(capacity - len(self.tree)))
+        except torch.OutOfMemoryError as error:
+            self._drop()
+            raise RequestError(
+                f"{self.model.device} has no memory for the step's buffers at {capacity} tokens",
+                "lower max_tokens or shorten the prompt",
+            ) from error
+        except BaseException:
+            self._drop()
+            raise
         return self._state
+
+    def _drop(self) -> None:
+        """Lets go of the slot and of all that was captured over it."""
+        self._state = self.tree_step = self.drafted = self.graphs = None
 
     def _capture(self, state: HybridState) -> None:
         model, config, device = self.model, self.config, self.model.device
@@ -243,32 +266,44 @@ class _Rows:
 
 
 class _Clock:
-    """Device milliseconds of each stage, between events; host clocks where there is no CUDA."""
+    """Device milliseconds of each stage, by an event at each stage's end; silent without CUDA.
+
+    What lies between a stage's end and the next `start` is nobody's: the device waits there.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
-        self.events = {}
-        if self.cuda:
-            for name in ("start", *STAGES):
-                self.events[name] = torch.cuda.Event(enable_timing=True)
-        self.laps: list[str] = []
+        self.laps: list[tuple[str, torch.cuda.Event]] = []
+        self.spare: list[torch.cuda.Event] = []
+
+    def clear(self) -> None:
+        """Forgets what nobody booked: the work behind a request's last token."""
+        self.spare += [event for _, event in self.laps]
+        self.laps = []
 
     def start(self) -> None:
-        self.laps = ["start"]
-        if self.cuda:
-            self.events["start"].record()
+        if len(self.laps) >= MAX_LAPS:  # forced paths book nothing
+            self.clear()
+        self.lap(START)
 
     def lap(self, name: str) -> None:
-        self.laps.append(name)
         if self.cuda:
-            self.events[name].record()
+            event = self.spare.pop() if self.spare else torch.cuda.Event(enable_timing=True)
+            event.record()
+            self.laps.append((name, event))
 
     def book(self, run: Run, until: str | None = None) -> None:
-        """Waits for a lap, the last one by default, and books all laps up to it."""
-        if not self.cuda or not self.laps:
+        """Waits for a lap, the last one (of that name), and books all stages up to it."""
+        if not self.laps:
             return
-        last = self.laps.index(until) if until else len(self.laps) - 1
-        self.events[self.laps[last]].synchronize()
-        for before, name in zip(self.laps[:last], self.laps[1 : last + 1], strict=True):
-            run.phases_ms[name] += self.events[before].elapsed_time(self.events[name])
+        last = len(self.laps) - 1
+        while until is not None and self.laps[last][0] != until:
+            last -= 1
+        self.laps[last][1].synchronize()
+        for (_, before), (name, event) in zip(
+            self.laps[:last], self.laps[1 : last + 1], strict=True
+        ):
+            if name != START:
+                run.phases_ms[name] += before.elapsed_time(event)
+        self.spare += [event for _, event in self.laps[:last]]
         self.laps = self.laps[last:]

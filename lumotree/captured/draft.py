@@ -40,7 +40,7 @@ class DraftPasses:
         self.start = torch.zeros(1, dtype=torch.int32, device=device)
         self.slots = torch.zeros(max(passes, 1), 1, dtype=torch.int32, device=device)
         self.ahead = torch.arange(max(passes, 1), dtype=torch.int32, device=device)[:, None]
-        self.first = first or passes
+        self.first = min(first or passes, passes)
         self.results = torch.zeros(passes, 5, dtype=torch.int32, device=device)
         self.candidates, self.leads = self.results[:, :4], self.results[:, 4].view(torch.float32)
         self.last = torch.zeros_like(self.hidden[:1])

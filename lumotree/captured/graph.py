@@ -8,7 +8,7 @@ import torch
 
 
 class Captured:
-    """`work` as a CUDA graph. It is called twice on construction: to warm up, then to be captured.
+    """`work` as a CUDA graph, called on construction to warm up and again to be captured.
 
     `work` takes nothing, returns nothing and reads fixed addresses; tensors that it leaves
     behind as attributes are those of the capture. Graphs of one `pool` may share memory that

@@ -27,10 +27,10 @@ def probe_equal_bits(model: HybridModel, runner: RowRunner, seed: int = 0) -> bo
     ids = torch.randint(model.config.vocab_size, (PREFIX + count,), generator=generator).tolist()
     prompt, tokens = ids[:PREFIX], ids[PREFIX:]
     for leaf in LEAVES:
-        wanted, state = _start(tree, prompt)
+        state = _start(tree, prompt)
         proposal = Proposal.root_only(tree.tree, tokens[0])
         for row in tree.kept[1:]:
-            proposal.put(row, tokens[row], "mtp")
+            proposal.put(row, tokens[row], "suffix")
         verified = tree.verify(state, proposal)
         place = {row: i for i, row in enumerate(tree.kept)}
         path = tree.tree.root_paths[leaf]
@@ -38,7 +38,7 @@ def probe_equal_bits(model: HybridModel, runner: RowRunner, seed: int = 0) -> bo
         verified.rows.publish([place[row] for row in path], verified.hidden)
         published = (state.recurrent.clone(), state.conv.clone())
         keys = state.kv.keys[:, :, : state.length].clone()
-        _, state = _start(chain, prompt)
+        state = _start(chain, prompt)
         for depth, row in enumerate(path):
             verified = chain.verify(state, Proposal.root_only(chain.tree, tokens[row]))
             if not torch.equal(verified.logits[0], wanted[depth]):
@@ -52,10 +52,10 @@ def probe_equal_bits(model: HybridModel, runner: RowRunner, seed: int = 0) -> bo
     return True
 
 
-def _start(decoder: CapturedDecoder, prompt: list[int]) -> tuple[torch.Tensor, HybridState]:
+def _start(decoder: CapturedDecoder, prompt: list[int]) -> HybridState:
     """Materialises the prompt in the decoder's slot."""
     state = decoder.reserve(len(prompt))
     state.reset()
-    hidden = prefill(decoder.model, state, prompt)
+    prefill(decoder.model, state, prompt)
     decoder.request.length.fill_(state.length)
-    return hidden, state
+    return state

@@ -43,7 +43,7 @@ class TreeAttention:
         if head_dim & (head_dim - 1) or head_dim < 16:
             raise LumoTreeError(
                 f"attention kernels take head_dim 16, 32, 64, ..., not {head_dim}",
-                "use attention=stock",
+                "run with --device cpu",
             )
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.group, self.dtype = heads // kv_heads, dtype
@@ -54,7 +54,7 @@ class TreeAttention:
             raise LumoTreeError(
                 f"attention kernels take {self.launch.row_tile} query heads a key head,"
                 f" not {self.group}",
-                "use attention=stock",
+                "run with --device cpu",
             )
         self.steps = max(tree.depth) + 1
 

@@ -89,6 +89,9 @@ class Verifier(ABC):
     def flush(self, recurrent: Tensor) -> None:  # noqa: B027 - nothing to do is the rule
         """Completes a publication that waits for the next verification; most have none."""
 
+    def forget(self) -> None:  # noqa: B027
+        """Drops a publication that waits: the states are another request's from here on."""
+
 
 def by_value_head(x: Tensor, heads: int) -> Tensor:
     """[rows, key heads, ...] -> [heads, rows, ...]: the key head of each value head."""

@@ -36,10 +36,10 @@ class TreeWY(Weaver):
             u=self.buffer("commit pseudo-values", (*lead, g.heads, g.dv), torch.bfloat16),
             decay=self.buffer("commit decays", (*lead, g.heads)),
         )
-        self.clear()
+        self.forget()
 
-    def clear(self) -> None:
-        """A commit that changes nothing."""
+    def forget(self) -> None:
+        """The commit becomes one that changes nothing."""
         self.commit.key.zero_()
         self.commit.u.zero_()
         self.commit.decay.fill_(1.0)
@@ -66,4 +66,4 @@ class TreeWY(Weaver):
             self.kernel.update(recurrent, c)
         else:
             compact.fused_update(recurrent, c.key, c.u, c.decay)
-        self.clear()
+        self.forget()

@@ -51,14 +51,14 @@ def main() -> None:
     parser.add_argument("--rows", default="natural")
     parser.add_argument("--arms", nargs="+", default=list(ARMS))
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--profile", action="store_true", help="kernels of the last arm too")
+    parser.add_argument("--profile", action="store_true", help="kernels of ar and lumotree too")
     parser.add_argument("--out", type=Path, default=Path("."))
     args = parser.parse_args()
     started = time.perf_counter()
     engine = Engine.load(args.model, rows=args.rows)
     print(f"loaded and probed in {time.perf_counter() - started:.1f} s", flush=True)
     print({k: engine.description()[k] for k in ("equal_bits", "rows", "dtype")}, flush=True)
-    table, tokens = [], {}
+    table, tokens, failed = [], {}, False
     decoders = {}
     for name in args.arms:
         decoders[name] = engine.decoder(ARMS[name])
@@ -73,6 +73,7 @@ def main() -> None:
                         made = decoder.generate(prompt, params)
                     except Exception:
                         traceback.print_exc()
+                        failed = True
                         continue
                     tokens.setdefault((length, sampling), {})[name] = made.token_ids
                     decode_ms = (made.e2e_s - made.ttft_s) * 1e3
@@ -95,6 +96,7 @@ def main() -> None:
                             if k != "round"
                         )
                         print(shown, flush=True)
+    wrong = failed
     for key, found in tokens.items():
         first = next(iter(found.values()))
         same = {name: ids == first for name, ids in found.items()}
@@ -105,6 +107,7 @@ def main() -> None:
             for name, ids in found.items()
             if ids != first
         }
+        wrong |= not all(same.values())
         print(key, "same tokens" if all(same.values()) else f"DIFFER at {where}", flush=True)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "captured.json").write_text(json.dumps(table, indent=1))
@@ -114,6 +117,8 @@ def main() -> None:
         for name in ("ar", "lumotree"):
             if name in decoders:
                 show(f"{name} {args.prompt[-1]}", decoders[name], args.out)
+    if wrong:
+        raise SystemExit(1)
     print(f"peak memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
 
 

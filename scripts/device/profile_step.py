@@ -50,8 +50,13 @@ def kernels(graph, timeline: bool = False) -> tuple[dict[str, list[float]], floa
 def show(name: str, decoder, out: Path, timeline: bool = False) -> None:
     """Prints and saves the profile of each stage of a decoder that has just decoded."""
     saved = {}
+    state, length = decoder._state, decoder.request.length
+    before = [x.clone() for x in (state.recurrent, state.conv, length)]
     for stage, graph in decoder.graphs.items():
         found, span, busy = kernels(graph, timeline and stage == "verify")
+        # Publication moves the state on with every replay.
+        for place, value in zip((state.recurrent, state.conv, length), before, strict=True):
+            place.copy_(value)
         print(f"{name} {stage}: span {span:.0f} us, busy {busy:.0f} us")
         for kernel, (count, spent) in sorted(found.items(), key=lambda x: -x[1][1])[:14]:
             each = spent / max(count, 1)

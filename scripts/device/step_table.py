@@ -119,7 +119,7 @@ def page() -> str:
         + "; ".join(f"{name} {a}, {b}" for name, (a, b) in SGLANG.items())
         + ".",
         "",
-        "Tokens were the same for all arms of a prompt and sampling (the script says so).",
+        about["tokens"],
         "",
         "## Equal bits",
         "",
