@@ -18,6 +18,7 @@ import httpx
 
 from arms.protocol import ArmRequest, ArmResult
 from arms.spec import ArmSpec
+from arms.sse import fields
 from lumotree.errors import ArmError
 from lumotree.request import SamplingParams
 
@@ -133,8 +134,8 @@ class HttpArm:
                 answer.read()
                 text = " ".join(answer.text.split())[:200]
                 raise BadAnswer(f"the server answered {answer.status_code}: {text}")
-            for current in sse_events(answer.iter_lines()):
-                if "error" in current:
+            for current in sse_events(answer.iter_bytes()):
+                if current.get("error") is not None:
                     said = message_of(current["error"])
                     raise BadAnswer(f"the server reported an error: {said}")
                 yield time.perf_counter() - began, current
@@ -163,25 +164,23 @@ class Bursts:
         return [round(b - a, 6) for a, b in itertools.pairwise(self.times)]
 
 
-def sse_events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+def sse_events(parts: Iterator[bytes]) -> Iterator[dict[str, Any]]:
     """The JSON objects of a stream up to [DONE]. Raises BadAnswer on anything else."""
-    for line in lines:
-        if not line or line.startswith(":"):
-            continue
-        field, _, data = line.partition(":")
-        if field != "data":
-            if field in ("event", "id", "retry"):
+    for field, data in fields(parts):
+        start = data[:80].decode("utf-8", "replace")
+        if field != b"data":
+            if field in (b"event", b"id", b"retry"):
                 continue
-            raise BadAnswer(f"malformed stream line: {line[:80]!r}")
-        data = data.strip()
-        if data == "[DONE]":
+            name = field[:80].decode("utf-8", "replace")
+            raise BadAnswer(f"malformed stream line: {f'{name}:{start}'!r}")
+        if data == b"[DONE]":
             return
         try:
             event = json.loads(data)
-        except ValueError:
-            raise BadAnswer(f"malformed stream event: {data[:80]!r}") from None
+        except (ValueError, RecursionError):
+            raise BadAnswer(f"malformed stream event: {start!r}") from None
         if not isinstance(event, dict):
-            raise BadAnswer(f"malformed stream event: {data[:80]!r}")
+            raise BadAnswer(f"malformed stream event: {start!r}")
         yield event
     raise BadAnswer("the stream was cut before its end")
 

@@ -13,9 +13,8 @@ HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-cont
 
 
 def event(value: Any) -> bytes:
-    """One JSON value as an event."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return f"data: {text}\n\n".encode()
+    """One JSON value as an event, in ASCII: clients may end a line at U+2028 and its like."""
+    return f"data: {json.dumps(value, separators=(',', ':'))}\n\n".encode()
 
 
 DONE = b"data: [DONE]\n\n"

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+from arms.sse import fields
 from replay.corpus import BadJson, load_json
 from replay.formats.source import Source, messages_of, need
 
@@ -69,9 +70,12 @@ def _answer(entry: dict[str, Any]) -> dict[str, Any] | None:
 def _from_stream(text: str) -> dict[str, Any] | None:
     """The message that the events of a streamed answer add up to."""
     said, calls = "", {}
-    for line in text.splitlines():
+    for name, data in fields([text.encode("utf-8", "surrogatepass")]):
+        if name != b"data":
+            continue
         try:
-            delta = load_json(line.removeprefix("data:"))["choices"][0]["delta"]
+            event = load_json(data.decode("utf-8", "surrogatepass"))
+            delta = event["choices"][0]["delta"]
         except (ValueError, LookupError, TypeError):
             continue
         said += delta.get("content") or ""

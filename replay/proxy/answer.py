@@ -7,6 +7,8 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from arms.sse import fields
+
 GZIP = 16 + zlib.MAX_WBITS
 DECODERS = {"": None, "identity": None, "gzip": GZIP, "x-gzip": GZIP, "deflate": zlib.MAX_WBITS}
 
@@ -51,19 +53,21 @@ def read_answer(parts: Sequence[tuple[float, bytes]], stream: bool) -> dict[str,
 
 def events(parts: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, dict[str, Any]]]:
     """The JSON objects of an event stream, each with the time of its last byte."""
-    held = b""
-    for at, part in parts:
-        held += part
-        *lines, held = held.split(b"\n")
-        for line in lines:
-            if not line.startswith(b"data:"):
-                continue
-            try:
-                value = json.loads(line[5:])
-            except (ValueError, RecursionError):
-                continue  # [DONE], or nothing that can be read
-            if isinstance(value, dict):
-                yield at, value
+    now = 0.0
+
+    def payloads() -> Iterator[bytes]:
+        nonlocal now
+        for at, payload in parts:
+            now = at
+            yield payload
+
+    for name, data in fields(payloads()):
+        try:
+            value = json.loads(data) if name == b"data" else None
+        except (ValueError, RecursionError):
+            continue  # [DONE], or nothing that can be read
+        if isinstance(value, dict):
+            yield now, value
 
 
 def joined(stream: Sequence[tuple[float, dict[str, Any]]]) -> dict[str, Any]:

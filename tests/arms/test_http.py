@@ -63,6 +63,16 @@ def test_counts_come_from_the_server_and_ids_are_sent(server, arm):
     assert body["sampling_params"]["top_k"] == -1
 
 
+def test_an_error_that_is_null_is_none(server, arm):
+    last = json.loads(event([1], STOP).removeprefix(b"data: ")) | {"error": None}
+    last["text"] = "a\u2028b"
+    server.script = [
+        b"data: " + json.dumps(last, ensure_ascii=False).encode(),
+        b"data: [DONE]",
+    ]
+    assert arm.run(REQUEST, PARAMS).error is None
+
+
 def test_incremental_ids_are_not_taken_for_the_whole_output(server, arm):
     last = event([5], STOP).replace(b'"completion_tokens": 1', b'"completion_tokens": 5')
     server.script = [event([1]), last, b"data: [DONE]"]

@@ -40,7 +40,8 @@ def har_entry(body, answer=None, url="https://api.example/v1/chat/completions", 
 
 
 def stream(*deltas):
-    events = [f"data: {json.dumps({'choices': [{'delta': delta}]})}" for delta in deltas]
+    chunks = [{"choices": [{"delta": delta}]} for delta in deltas]
+    events = [f"data: {json.dumps(chunk, ensure_ascii=False)}" for chunk in chunks]
     return "\n\n".join([*events, "data: [DONE]"])
 
 
@@ -278,14 +279,15 @@ def test_the_help_says_what_is_dropped():
 
 
 def test_streamed_and_encoded_answers_are_put_together(tmp_path):
-    text = stream({"content": "I lo"}, {"content": "ok."}, {"tool_calls": [CALL]},
+    # A line separator within JSON ends no line of the stream.
+    text = stream({"content": "I lo"}, {"content": "ok.\u2028"}, {"tool_calls": [CALL]},
                   {"tool_calls": [REST]})  # fmt: skip
     coded = base64.b64encode(json.dumps({"choices": [{"message": ANSWER}]}).encode()).decode()
     entries = [har_entry(BODY, text=text), har_entry(LONGER, text=coded, encoding="base64")]
     path = tmp_path / "in.har"
     path.write_text(json.dumps({"log": {"entries": entries}}))
     first, second = (line["lumotree"]["completion"] for line in read_foreign(path).lines)
-    assert first["content"] == "I look."
+    assert first["content"] == "I look.\u2028"
     assert first["tool_calls"][0]["function"] == {"name": "bash", "arguments": '{"command": "ls"}'}
     assert second == ANSWER
 
