@@ -96,13 +96,15 @@ def serve_all(
     """One arm's run under load."""
     lock, began = threading.Lock(), time.perf_counter()
     failed: list[BaseException] = []
+    stop = threading.Event()
 
     def one(index: int) -> None:
-        if failed:
+        if stop.is_set():
             return
         due = None if plan.arrivals is None else plan.arrivals[index]
-        if due is not None:
-            time.sleep(max(0.0, began + due - time.perf_counter()))
+        # A client that waits for its time is told when the run ends without it.
+        if due is not None and stop.wait(max(0.0, began + due - time.perf_counter())):
+            return
         sent = time.perf_counter() - began
         result = noted(serve(arm, items[index]), sent, due)
         row = make_row(arm.name, run, items[index].request.request_id, result)
@@ -112,12 +114,14 @@ def serve_all(
                 progress.advance(row)
             except BaseException as error:  # a full disk ends the replay, not only a thread
                 failed.append(error)
+                stop.set()
 
     with ThreadPoolExecutor(min(plan.clients, max(len(items), 1))) as clients:
         try:
             list(clients.map(one, range(len(items))))
         except BaseException as error:  # Ctrl-C while waiting
             failed.append(error)
+            stop.set()
     if failed:
         raise failed[0]
 

@@ -2,6 +2,8 @@
 
 import json
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -10,7 +12,7 @@ from typer.testing import CliRunner
 
 from arms.protocol import ArmResult
 from lumotree.errors import LumoTreeError
-from replay import metrics
+from replay import load, metrics
 from replay.cli import app
 from replay.corpus import parse_line
 from replay.load import (
@@ -86,6 +88,33 @@ def test_a_disk_that_is_full_ends_the_replay():
             [Meeting("x")], items(["a"] * 50), LoadPlan(2),
             runs=1, warmup=0, done=(), append=full, progress=Silent(),
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("error", [LumoTreeError("disk full"), KeyboardInterrupt()])
+def test_clients_that_wait_for_their_time_are_told_of_the_end(error):
+    def full(row):
+        raise error
+
+    arm, began = StubArm("x"), time.perf_counter()
+    with pytest.raises(type(error)):
+        replay_load(
+            [arm], items(["a"] * 3), LoadPlan(None, (0.0, 20.0, 20.0)),
+            runs=1, warmup=0, done=(), append=full, progress=Silent(),
+        )  # fmt: skip
+    assert time.perf_counter() - began < 10 and len(arm.served) == 1
+
+
+def test_an_interrupt_ends_the_wait_of_clients(monkeypatch):
+    class Interrupted(ThreadPoolExecutor):
+        def map(self, *args):
+            super().map(*args)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(load, "ThreadPoolExecutor", Interrupted)
+    arm, began = StubArm("x"), time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        served([arm], items(["a"] * 3), LoadPlan(None, (20.0,) * 3), warmup=0)
+    assert time.perf_counter() - began < 10 and not arm.served
 
 
 def row(ttft=0.1, e2e=1.1, n=11, bursts=(0.1,) * 10, error=None, sent=0.0, run=1):
