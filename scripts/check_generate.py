@@ -91,7 +91,7 @@ def main() -> None:
     args = parser.parse_args()
 
     engine = Engine.load(args.model, dtype="float32", device="cpu")
-    oracle = load_oracle(engine.folder)
+    oracle = load_oracle(engine.source.folder)
     config = DecoderConfig(args.tree, 5 if engine.has_mtp else 0, True)
     failed = equal = 0
     for number, prompt in enumerate(corpus_prompts(engine, args.corpus, args.prompts)):

@@ -67,7 +67,7 @@ def main() -> None:
     engine = Engine.load(args.model, dtype=args.dtype, device="cpu", threads=args.threads)
     decoder = engine.decoder(DecoderConfig(tree="root", passes=0, suffix=False))
     oracle = transformers.AutoModelForCausalLM.from_pretrained(
-        engine.folder, dtype=engine.model.dtype
+        engine.source.folder, dtype=engine.model.dtype
     )
     oracle.eval()
     oracle.generation_config = transformers.GenerationConfig()

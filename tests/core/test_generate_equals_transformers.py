@@ -10,7 +10,7 @@ from tests.core.support import random_tokens
 
 @pytest.fixture(scope="module")
 def oracle(engines):
-    return load_oracle(engines("embedded").folder)
+    return load_oracle(engines("embedded").source.folder)
 
 
 @pytest.mark.parametrize(
