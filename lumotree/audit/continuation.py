@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -65,7 +66,11 @@ class Step:
         if limits is None:
             found = [name for name, d in self.distances.items() if not d.equal]
         else:
-            found = [n for n, d in self.distances.items() if not d.value <= limits.get(n, 0.0)]
+            found = [
+                name
+                for name, d in self.distances.items()
+                if not (isfinite(d.value) and d.value <= limits.get(name, 0.0))
+            ]
         return found
 
 
@@ -219,18 +224,22 @@ def _control(
     envelope: dict[str, float],
     exact: bool,
 ) -> Iterator[Check]:
-    """Widens the envelope; other processes and capacities must have equal bits if any do."""
+    """Widens the envelope; other processes and capacities must have equal bits if any do.
+
+    A distance that is not finite is a failure of the control and widens nothing.
+    """
     for number, (ours, theirs) in enumerate(zip(found, wanted, strict=True)):
         apart = distances(ours, theirs)
         for name, distance in apart.items():
-            envelope[name] = max(envelope.get(name, 0.0), distance.value)
-        different = [name for name, d in apart.items() if not d.equal]
-        passed = control == "P" or not exact or not different
+            if isfinite(distance.value):
+                envelope[name] = max(envelope.get(name, 0.0), distance.value)
+        equal_bits = exact and control != "P"
+        wrong = [n for n, d in apart.items() if not isfinite(d.value) or equal_bits and not d.equal]
         yield Check(
             f"control {control}: {CONTROLS[control]}",
             f"{run.place}, cycle {number + 1}",
-            passed,
-            "" if passed else f"{', '.join(different)} differ",
+            not wrong,
+            f"{', '.join(wrong)} differ" if wrong else "",
             {name: d.value for name, d in apart.items()},
         )
 

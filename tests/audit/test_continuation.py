@@ -11,7 +11,7 @@ from lumotree.audit.continuation import ContinuationPlan, audit_continuation, fo
 from lumotree.audit.faults import fault
 from lumotree.audit.prompts import Prompt, prefixes
 from lumotree.audit.schedule import KINDS, SCHEDULES, forced_cycles
-from lumotree.audit.surfaces import distances
+from lumotree.audit.surfaces import FLOORS, Distance, distances
 from lumotree.errors import LumoTreeError
 from lumotree.tree import tree_from_name
 
@@ -49,8 +49,28 @@ def test_without_equal_bits_the_rule_is_twice_the_envelope(engine, prompts):
     (cycle, greedy) = continuation.step_checks(run, steps[0], limits, continuation.FLOORS)
     assert not cycle.passed and "GDN state is outside the envelope" in cycle.reason
     assert greedy.passed
-    wide = dict.fromkeys(limits, math.inf)
+    wide = dict.fromkeys(limits, 1e9)
     assert all(c.passed for c in continuation.step_checks(run, steps[0], wide, {}))
+    nowhere = replace(steps[0], distances={"GDN state": Distance(math.inf, False)})
+    (cycle, _) = continuation.step_checks(run, nowhere, {"GDN state": math.inf}, {})
+    assert not cycle.passed
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("control", "BVP")
+def test_a_control_without_a_finite_distance_fails_and_widens_nothing(
+    engine, prompts, control, exact
+):
+    decoder = reference.audited_decoder(engine)
+    (run,) = forced_runs(decoder, replace(SMALL, lengths=(20,), schedules=("a",)), prompts, 0)
+    with torch.inference_mode():
+        wanted = reference.sequential(decoder, run.prefix, run.cycles)[:1]
+        found = reference.sequential(decoder, run.prefix, run.cycles)[:1]
+        found[0].recurrent[0, 0, 0, 0] = math.nan
+    envelope = dict(FLOORS)
+    (check,) = continuation._control(control, run, found, wanted, envelope, exact)
+    assert not check.passed and "GDN state" in check.reason
+    assert envelope == FLOORS
 
 
 def test_all_kinds_of_cycles_are_forced_and_the_last_has_no_draft():
