@@ -1,8 +1,10 @@
+import math
 from dataclasses import asdict
 
 import pytest
 
-from lumotree.audit.check import lines
+from lumotree.audit import soak
+from lumotree.audit.check import Check, lines
 from lumotree.audit.faults import fault
 from lumotree.audit.fresh import same_engine
 from lumotree.audit.soak import SoakPlan, audit_soak, requests_job
@@ -21,6 +23,43 @@ def test_a_broken_walk_fails_the_long_continuation(engine, prompts):
     plan = SoakPlan(tokens=36, requests=0, stretch=18, side_by_side=False)
     found = list(audit_soak(engine, plan, prompts, 0, fault("unconditional accept").apply))
     assert not found[-1].passed
+
+
+def compared(found):
+    """The stretches that the long continuation was compared over."""
+    return [c.place.split(" of ")[0] for c in found if c.name == "long continuation"]
+
+
+def test_a_tolerated_divergence_does_not_end_the_comparison(engine, prompts, monkeypatch):
+    """Another decoder's tokens go wrong again and again; each time it goes on after the right."""
+    monkeypatch.setattr(engine, "row_multiple", None)
+    monkeypatch.setattr(soak, "CLOSE", math.inf)
+    plan = SoakPlan(tokens=36, requests=0, stretch=18, side_by_side=False)
+    found = list(audit_soak(engine, plan, prompts, 0, fault("unconditional accept").apply))
+    assert sum(check.figures.get("divergences", 0) for check in found) > 1
+    at = 0
+    for stretch in compared(found):
+        first, last = (int(word) for word in stretch.split() if word.isdigit())
+        assert first == at + 1 and last >= first
+        at = last
+    assert at == 36 and found[-1].name == "state at the end"
+    assert found[-1].passed, found[-1].reason
+
+
+def test_without_equal_bits_nothing_that_is_right_fails(engine, prompts, monkeypatch):
+    monkeypatch.setattr(engine, "row_multiple", None)
+    plan = SoakPlan(tokens=36, requests=0, stretch=18, side_by_side=False)
+    found = list(audit_soak(engine, plan, prompts, 0))
+    assert compared(found) == ["tokens 1 to 18", "tokens 19 to 36"]
+    assert found[-1].passed and found[-1].figures["GDN state"] == 0
+
+
+def test_without_equal_bits_a_state_that_is_far_off_fails(engine, prompts, monkeypatch):
+    monkeypatch.setattr(engine, "row_multiple", None)
+    monkeypatch.setattr(soak, "_tokens_check", lambda name, place, *_: Check(name, place, True))
+    plan = SoakPlan(tokens=36, requests=0, stretch=18, side_by_side=False)
+    found = list(audit_soak(engine, plan, prompts, 0, fault("no replay").apply))
+    assert not found[-1].passed and "GDN state" in found[-1].reason
 
 
 def test_plain_decoding_is_the_reference_and_has_no_fault(engine, prompts):
