@@ -35,7 +35,8 @@ def record(
     """Pass requests on to a server unchanged, and record chat requests as a corpus.
 
     Answers come back byte for byte. Keys and cookies are passed on and never written. Ctrl-C
-    ends it; requests under way have five seconds to end.
+    ends it; requests under way have five seconds to end. Exits with 1 when a request could not be
+    written.
     """
     from replay.proxy.main import run_proxy
     from replay.proxy.recorder import Recorder, new_session
@@ -68,3 +69,5 @@ def record(
             f"{counts['failed']} failed); {counts['passed']} others passed, "
             f"{counts['left out']} left out"
         )
+    if recorder.unwritten:
+        raise typer.Exit(1)

@@ -145,7 +145,7 @@ class Messages:
 
     def _body_of(self, head: Head) -> Callable[[], Piece | None]:
         if self._methods is None:
-            if b" HTTP/1." not in head.start:
+            if b" HTTP/1." not in head.start or head.start.count(b" ") < 2:
                 raise NotHttp
         else:
             status = head.status

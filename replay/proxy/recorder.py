@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import queue
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +27,12 @@ MAX_KEPT = 64 << 20
 # Headers whose values must not reach the file, wherever a client may repeat them.
 SECRET_HEADERS = (b"authorization", b"proxy-authorization", b"cookie", b"x-api-key", b"api-key")
 SHORTEST_SECRET = 6
-REMOVED = b"[removed]"
+REMOVED = "[removed]"
+# Words of the protocol, which stay also where they are somebody's secret.
+WORDS = {
+    "role": ("system", "developer", "user", "assistant", "tool", "function"),
+    "type": ("function", "text"),
+}
 
 
 @dataclass
@@ -70,7 +77,8 @@ class Recorder:
     """Writes one line per chat request to `out`, whole or not at all.
 
     counts: `recorded`, `aborted` and `failed` (both among the recorded), `passed` (other paths),
-    `left out` (what cannot be a corpus line).
+    `left out` (what cannot be a corpus line or be written). `unwritten`: those of them that the
+    file did not take.
     """
 
     def __init__(self, out: Path, session: str, task: str | None, agent: str | None) -> None:
@@ -78,11 +86,15 @@ class Recorder:
         self._session, self._task, self._agent = session, task, agent
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            self._file = os.open(out, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            size = os.fstat(self._file).st_size
+            if size and os.pread(self._file, 1, size - 1) != b"\n":
+                self._write(b"\n")  # a last line without its end would swallow the next one
         except OSError as error:
             raise CorpusError(f"{out} cannot be written: {error.strerror}") from None
         self.counts: Counter[str] = Counter()
         self.reasons: list[str] = []
+        self.unwritten = 0
         self._threads = Threads(f"{session}-")
         self._queue: queue.SimpleQueue[Exchange | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
@@ -110,15 +122,28 @@ class Recorder:
                 self._leave_out(reason.partition(" line 0: ")[2] or reason)
                 continue
             try:
-                # One call, and the file is opened for appending: whole lines, also beside others.
-                os.write(self._file, line)
+                self._write(line)
             except OSError as error:
+                self.unwritten += 1
                 self._leave_out(f"the file cannot be written: {error.strerror}")
                 continue
             self.counts["recorded"] += 1
             self.counts["aborted"] += exchange.aborted
             status = exchange.response.status if exchange.response else 0
             self.counts["failed"] += not exchange.aborted and status != 200
+
+    def _write(self, line: bytes) -> None:
+        """A whole line or nothing, in one call where the system takes it. Raises OSError."""
+        written = 0
+        try:
+            while written < len(line):
+                written += os.write(self._file, line[written:])
+        except OSError:
+            end = os.lseek(self._file, 0, os.SEEK_CUR)
+            # What others appended since is theirs.
+            if written and os.fstat(self._file).st_size == end:
+                os.ftruncate(self._file, end - written)
+            raise
 
     def _leave_out(self, reason: str) -> None:
         self.counts["left out"] += 1
@@ -130,19 +155,19 @@ class Recorder:
             raise CorpusError(f"request and answer have more than {MAX_KEPT >> 20} MiB")
         raw = bytes(exchange.body)
         body = load_json(raw)
-        kept = without_secrets(body)
+        secrets = secrets_of(exchange.request)
+        kept = without_values(without_secrets(body), secrets)
         number = self.counts["recorded"] + 1
-        about = self._about(exchange, raw)
+        about = without_values(self._about(exchange, raw), secrets)
         head = {"custom_id": f"{self._session}-{number:05}", "method": "POST", "url": CHAT_URL}
         parse_line(dump({**head, "body": kept, "lumotree": about}), 0, Path("request"))
         name, turn = self._threads.place(kept)
         about = {"conversation": name, "turn": turn, **about}
         # As the client wrote it, where that is one line and holds nothing that must go.
-        verbatim = raw.strip() if kept == body and b"\n" not in raw.strip() else dump(kept)
-        line = dump(head)[:-1] + b',"body":' + verbatim + b',"lumotree":' + dump(about) + b"}\n"
-        for secret in secrets_of(exchange.request):
-            line = line.replace(secret, REMOVED)
-        return line
+        # A value that a second one of its key hides is in the raw text only.
+        as_it_came = kept == body and not any(secret.encode() in raw for secret in secrets)
+        verbatim = raw.strip() if as_it_came and b"\n" not in raw.strip() else dump(kept)
+        return dump(head)[:-1] + b',"body":' + verbatim + b',"lumotree":' + dump(about) + b"}\n"
 
     def _about(self, exchange: Exchange, raw: bytes) -> dict[str, Any]:
         response = self._response(exchange)
@@ -182,8 +207,27 @@ class Recorder:
         return {"status": status, **{k: v for k, v in marks.items() if v is not None}, **found}
 
 
-def secrets_of(request: Head) -> list[bytes]:
-    """The values that a client authenticates with; longest first."""
+def without_values(value: Any, secrets: Sequence[str]) -> Any:
+    """A copy whose texts hold none of `secrets`. Keys, and words of the protocol, stay."""
+    if isinstance(value, dict):
+        return {
+            key: inner
+            if isinstance(inner, str) and inner in WORDS.get(key, ())
+            else without_values(inner, secrets)
+            for key, inner in value.items()
+        }
+    if isinstance(value, list):
+        return [without_values(inner, secrets) for inner in value]
+    if isinstance(value, str):
+        for secret in secrets:
+            value = value.replace(secret, REMOVED)
+    return value
+
+
+def secrets_of(request: Head) -> list[str]:
+    """The values that a client authenticates with, and how JSON within a text spells them;
+    longest first.
+    """
     values = set()
     for name, value in request.headers:
         if name not in SECRET_HEADERS:
@@ -193,7 +237,14 @@ def secrets_of(request: Head) -> list[bytes]:
             values |= {part.partition(b"=")[2].strip() for part in value.split(b";")}
         else:
             values.add(value.rpartition(b" ")[2])
-    return sorted((v for v in values if len(v) >= SHORTEST_SECRET), key=len, reverse=True)
+    texts = {v.decode("utf-8", "replace") for v in values if len(v) >= SHORTEST_SECRET}
+    texts |= {v.decode("latin-1") for v in values if len(v) >= SHORTEST_SECRET}
+    texts |= {
+        json.dumps(text, ensure_ascii=ascii_only)[1:-1]
+        for text in texts
+        for ascii_only in (True, False)
+    }
+    return sorted(texts, key=len, reverse=True)
 
 
 def new_session() -> str:

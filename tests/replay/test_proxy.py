@@ -4,18 +4,21 @@ import asyncio
 import contextlib
 import gzip
 import json
+import os
 import socket
 import statistics
 import subprocess
 import sys
 import threading
 import time
+from datetime import UTC, datetime
 from itertools import takewhile
 
 import pytest
 
 from replay.corpus import load_corpus
-from replay.proxy.recorder import Recorder
+from replay.proxy.http1 import Head
+from replay.proxy.recorder import Exchange, Recorder
 from replay.proxy.relay import Proxy, Upstream
 
 MESSAGES = [{"role": "user", "content": "hé"}]
@@ -240,6 +243,69 @@ def test_secrets_are_never_written(through):
     assert proxy.recorder.counts["failed"] == 1
 
 
+def recorded(tmp_path, body, head=b"Authorization: Bearer x-secret-1\r\n"):
+    """The recorder of one exchange whose client sent `head`, after its end."""
+    recorder = Recorder(tmp_path / "out.jsonl", "s", None, None)
+    start = b"POST /v1/chat/completions HTTP/1.1\r\n"
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    recorder.put(Exchange(Head.parse(start + head), datetime.now(UTC), bytearray(raw)))
+    recorder.close()
+    return recorder
+
+
+def test_secrets_that_are_words_of_the_protocol_destroy_no_line(tmp_path):
+    body = {"messages": [{"role": "assistant", "content": "messages of assistant"}], "seed": 123456}
+    cookies = b"cookie: a=messages; b=assistant; c=content; d=123456\r\n"
+    recorder = recorded(tmp_path, body, cookies)
+    assert recorder.counts["recorded"] == 1
+    (kept,) = load_corpus(tmp_path / "out.jsonl").requests
+    assert kept.messages == [{"role": "assistant", "content": "[removed] of [removed]"}]
+
+
+def test_secrets_are_found_as_json_spells_them(tmp_path):
+    secret = 'pa"ss\\wörd'
+    inner = json.dumps({"key": secret})
+    body = {"messages": [{"role": "user", "content": f"{inner} {secret}"}]}
+    recorded(tmp_path, body, f"x-api-key: {secret}\r\n".encode())
+    (line,) = (tmp_path / "out.jsonl").read_text().splitlines()
+    said = json.loads(line)["body"]["messages"][0]["content"]
+    assert said == '{"key": "[removed]"} [removed]'
+
+
+def test_a_value_that_its_key_hides_is_not_written(tmp_path):
+    raw = b'{"x": "x-secret-1", "messages": [{"role": "user", "content": "a"}], "x": "y"}'
+    assert recorded(tmp_path, raw).counts["recorded"] == 1
+    assert b"secret" not in (tmp_path / "out.jsonl").read_bytes()
+
+
+def test_a_file_without_a_last_line_end_is_gone_on_with(tmp_path):
+    (tmp_path / "out.jsonl").write_bytes(b'{"a": 1}')
+    recorded(tmp_path, {"messages": MESSAGES})
+    first, second = map(json.loads, (tmp_path / "out.jsonl").read_bytes().splitlines())
+    assert first == {"a": 1} and second["body"] == {"messages": MESSAGES}
+
+
+def test_a_line_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    write, room = os.write, [10**9]
+
+    def short(file, data):
+        """Takes 100 bytes at a time until there is no room."""
+        if not room[0]:
+            raise OSError(28, "No space left on device")
+        taken = write(file, data[: min(100, room[0])])
+        room[0] -= taken
+        return taken
+
+    monkeypatch.setattr(os, "write", short)
+    assert not recorded(tmp_path, {"messages": MESSAGES}).unwritten
+    whole = (tmp_path / "out.jsonl").read_bytes()
+    assert len(whole) > 100 and whole.endswith(b"}\n") and json.loads(whole)
+    room[0] = 150
+    recorder = recorded(tmp_path, {"messages": MESSAGES})
+    assert recorder.unwritten == recorder.counts["left out"] == 1
+    assert (tmp_path / "out.jsonl").read_bytes() == whole
+
+
 def test_an_answer_that_is_cut(through):
     _, proxy = through([*STREAM[:3], b""])
     got = ask(proxy.port, request())
@@ -370,3 +436,17 @@ def test_the_command(tmp_path):
     assert len(load_corpus(out).requests) == 1
     again = subprocess.run(command, capture_output=True, text=True)
     assert again.returncode == 2 and "--append" in again.stderr
+
+
+def test_the_command_fails_when_a_request_could_not_be_written():
+    script = answer(json.dumps(WHOLE).encode())
+    upstream = Upstreamer([script])
+    where = ["--upstream", f"http://127.0.0.1:{upstream.port}", "--out", "/dev/full"]
+    command = [sys.executable, "-m", "replay.cli", "record", *where, "--append", "--port", "0"]
+    run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    said = run.stderr.readline()
+    ask(int(said.split(" ")[1].rpartition(":")[2]), request(), answers=[script])
+    run.terminate()
+    _, said = run.communicate(timeout=10)
+    upstream.close()
+    assert run.returncode == 1 and "cannot be written: No space left" in said

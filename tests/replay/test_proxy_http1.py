@@ -25,6 +25,7 @@ ANSWERS = [
     (HEAD, b"HEAD", b""),
     (CONTINUE, b"POST", b"body"),
 ]
+NO_TARGET = b"GET HTTP/1.1\r\nhost: a\r\n\r\n"
 GET = b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n"
 POST = b"POST /x HTTP/1.1\r\nhost:a\r\nContent-Length: 5\r\n\r\nhello"
 STREAMED = b"\r\nPOST /y HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n5\r\nworld\r\n0\r\n\r\n"
@@ -102,3 +103,10 @@ def test_a_head_for_the_upstream():
         b"GET /api/v1/models HTTP/1.1\r\nhost: b:8\r\nX-Y:  z \r\n\r\n"
     )
     assert (piece.head.method, piece.head.target) == (b"GET", b"/v1/models")
+
+
+def test_a_request_line_without_a_target_is_no_http():
+    messages = Messages()
+    pieces = messages.feed(GET + NO_TARGET)
+    assert messages.broken and b"".join(piece.raw for piece in pieces) == GET + NO_TARGET
+    assert [piece.head.start for piece in pieces if piece.head] == [b"GET /v1/models HTTP/1.1"]
