@@ -7,19 +7,22 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from lumotree.errors import LumoTreeError
 from replay.agent.client import ChatClient, EndpointError, OutOfTime
 from replay.agent.loop import Exchange, converse
+from replay.agent.shell import Result
 from replay.agent.supervise import end_tree
 from replay.agent.workspace import TaskShell
 
 # How an attempt ended, in mini-swe-agent's words where it has one.
 SUBMITTED, STEPS, TIME, REFUSED = "Submitted", "LimitsExceeded", "TimeExceeded", "RequestRefused"
 BROKEN = "EndpointError"
+# A command that begins at the very end of the budget has as long as this.
+LEAST_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class Attempt:
     tools_s: float = 0.0
     seconds: float = 0.0
     error: str | None = None
+    # Whether a request was sent that did not come to its end.
+    broke_off: bool = False
 
     @property
     def prompt_tokens(self) -> int | None:
@@ -59,16 +64,19 @@ class Attempt:
 
 
 class TimedShell:
-    """A shell that adds up its time, and knows how much is left."""
+    """A shell that adds up its time; no command goes on after `deadline` (time.monotonic)."""
 
-    def __init__(self, shell: TaskShell) -> None:
-        self._shell = shell
+    def __init__(self, shell: TaskShell, deadline: float) -> None:
+        self._shell, self._deadline = shell, deadline
         self.seconds = 0.0
 
-    def run(self, command: str):
+    def run(self, command: str) -> Result:
         began = time.monotonic()
+        limits = self._shell.limits
+        left = round(max(self._deadline - began, LEAST_S), 1)
+        limits = replace(limits, wall_s=min(limits.wall_s, left))
         try:
-            return self._shell.run(command)
+            return replace(self._shell, limits=limits).run(command)
         finally:
             self.seconds += time.monotonic() - began
 
@@ -83,9 +91,9 @@ def attempt(
 ) -> Attempt:
     """Runs the agent loop. `heard` is told after every exchange."""
     made = Attempt()
-    timed = TimedShell(shell)
     began = time.monotonic()
     client.deadline = began + budget.seconds
+    timed = TimedShell(shell, client.deadline)
     conversation = converse(
         [statement], client, timed, {**request, "max_tokens": budget.max_tokens}
     )
@@ -101,14 +109,14 @@ def attempt(
             if budget.steps and len(made.exchanges) >= budget.steps:
                 made.exit_status = STEPS
                 break
-    except OutOfTime:
-        made.exit_status = TIME
+    except OutOfTime as late:
+        made.exit_status, made.broke_off = TIME, late.asked
     except EndpointError as error:
         if error.status is not None and error.status in (400, 413, 422):
             # As when the conversation outgrew the model's context: the agent cannot go on.
             made.exit_status = REFUSED
         else:
-            made.exit_status, made.error = BROKEN, str(error)
+            made.exit_status, made.error, made.broke_off = BROKEN, str(error), True
     finally:
         conversation.close()
     made.tools_s = timed.seconds
@@ -168,7 +176,8 @@ def external_attempt(
             code = process.wait(budget.seconds)
             made.exit_status = SUBMITTED if code == 0 else f"ExitCode{code}"
         except subprocess.TimeoutExpired:
-            made.exit_status = TIME
+            # Nobody knows what it was waiting for.
+            made.exit_status, made.broke_off = TIME, True
         finally:
             end_tree(process)
     made.seconds = time.monotonic() - began

@@ -20,6 +20,7 @@ class Boundaries:
         self._lock = threading.Lock()
         self._sent: int | None = 0
         self._tokens: int | None = 0
+        self._broke_off = False
 
     def __enter__(self) -> Boundaries:
         self._begin = self._previous = counters.scrape(self._arm.url)
@@ -31,7 +32,7 @@ class Boundaries:
         end = counters.settled(self._arm.url)
         if end is not None:
             # One entry per start of the server: a resumed study has several.
-            part = _compare(None, self._begin, end, self._sent, self._tokens)
+            part = _compare(None, self._begin, end, self._sent, self._tokens, self._broke_off)
             self._known.setdefault("segments", []).append(part)
 
     def before(self) -> counters.Counters | None:
@@ -47,12 +48,13 @@ class Boundaries:
         with self._lock:
             self._sent = None if None in (sent, self._sent) else self._sent + sent
             self._tokens = None if None in (tokens, self._tokens) else self._tokens + tokens
+            self._broke_off |= made.broke_off
         if before is None:
             return None
         after = counters.settled(self._arm.url)
         if after is None:
             return None
-        seen = _compare(self._previous, before, after, sent, tokens)
+        seen = _compare(self._previous, before, after, sent, tokens, made.broke_off)
         self._previous = after
         return seen
 
@@ -63,6 +65,7 @@ def _compare(
     after: counters.Counters,
     sent: int | None,
     tokens: int | None,
+    broke_off: bool,
 ) -> dict[str, Any]:
     found = counters.difference(before, after)
     return {
@@ -70,5 +73,5 @@ def _compare(
         "after": after.as_dict(),
         "difference": found.as_dict(),
         "tok_s": found.tok_s,
-        "faults": counters.faults(previous, before, after, sent, tokens),
+        "faults": counters.faults(previous, before, after, sent, tokens, broke_off),
     }

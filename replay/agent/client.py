@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import httpx
 
+from arms.sse import fields
 from lumotree.errors import LumoTreeError
 from replay.agent.loop import Answer, Body
 from replay.proxy.answer import joined
@@ -27,7 +28,11 @@ class EndpointError(LumoTreeError):
 
 
 class OutOfTime(Exception):
-    """The task's budget ended before the answer did."""
+    """The task's budget ended before the answer did; `asked`: after the request was sent."""
+
+    def __init__(self, asked: bool = True) -> None:
+        super().__init__()
+        self.asked = asked
 
 
 class ChatClient:
@@ -52,7 +57,7 @@ class ChatClient:
         began = time.monotonic()
         left = self.deadline - began
         if left <= 0:
-            raise OutOfTime
+            raise OutOfTime(asked=False)
         timeout = httpx.Timeout(left if left < 1e6 else None, connect=CONNECT_S)
         address = f"{self.url}/v1/chat/completions"
         stream: list[tuple[float, dict[str, Any]]] = []
@@ -66,7 +71,7 @@ class ChatClient:
                         f"{address} answered {answer.status_code}: {answer.text.strip()[:500]}",
                         answer.status_code,
                     )
-                for event in events(answer.iter_lines()):
+                for event in events(answer.iter_bytes()):
                     stream.append((time.monotonic() - began, event))
                     if time.monotonic() > self.deadline:
                         raise OutOfTime
@@ -81,7 +86,7 @@ class ChatClient:
 
 def read_reply(stream: list[tuple[float, dict[str, Any]]]) -> Answer:
     """The answer of a whole stream of (seconds since the request, chunk). Raises EndpointError."""
-    found = joined(stream)
+    found = without_surrogates(joined(stream))
     if "error" in found:
         error = found["error"]
         words = error.get("message") if isinstance(error, dict) else error
@@ -102,13 +107,21 @@ def read_reply(stream: list[tuple[float, dict[str, Any]]]) -> Answer:
     )
 
 
-def events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+def without_surrogates(value: dict[str, Any]) -> dict[str, Any]:
+    """JSON with U+FFFD for each lone surrogate, which no request and no file can hold.
+
+    Halves that came in two chunks are joined.
+    """
+    text = json.dumps(value, ensure_ascii=False)
+    return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+
+
+def events(parts: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """The JSON objects of a stream up to [DONE]. Raises EndpointError on anything else."""
-    for line in lines:
-        field, _, data = line.partition(":")
-        if field != "data":
+    for name, value in fields(parts):
+        if name != b"data":
             continue
-        data = data.strip()
+        data = value.decode("utf-8", "replace")
         if data == "[DONE]":
             return
         try:

@@ -137,11 +137,13 @@ def faults(
     after: Counters,
     sent: int | None,
     tokens: int | None,
+    broke_off: bool = False,
 ) -> list[str]:
     """Why the difference before/after does not describe the task between them; empty: it does.
 
     `previous` is the scrape that ended the task before, `sent` and `tokens` what the client
-    counted of its own requests (None: it cannot know).
+    counted of its own requests (None: it cannot know). `broke_off`: a request did not come to its
+    end; servers count its tokens as they come, and its seconds only at the end.
     """
     found = []
     fields = list(NAMES)
@@ -165,4 +167,6 @@ def faults(
             found.append(
                 f"the server counted {seen.generation_tokens:g} tokens, its answers said {tokens}"
             )
+    if broke_off:
+        found.append("a request broke off; its tokens have no time")
     return found

@@ -63,6 +63,9 @@ def supervise(
 ) -> Ended:
     """Runs `argv` in a session of its own and ends the whole tree when a limit is passed.
 
+    What left session and tree is beyond its reach, unless `argv` makes a PID namespace, which the
+    kernel ends with its first process.
+
     With `report_fd` the command finds a pipe at descriptor 3 where it writes `left`.
     """
     report = os.pipe() if report_fd else None
@@ -79,6 +82,10 @@ def supervise(
             preexec_fn=lambda: _in_child(report[1] if report else None),
             pass_fds=(3, report[1]) if report else (),
         )
+    except BaseException:
+        if report:
+            os.close(report[0])
+        raise
     finally:
         if report:
             os.close(report[1])
@@ -86,7 +93,8 @@ def supervise(
     try:
         watch.follow()
     finally:
-        # Also on Ctrl-C: nothing of the command may outlive this call.
+        # Also on Ctrl-C. Inside a PID namespace nothing outlives this call; without one a process
+        # that left both the session and the tree (setsid, and its parent ended) does.
         end_tree(process)
         process.stdout.close()
         told = _read_all(report[0]) if report else b""

@@ -184,7 +184,12 @@ class TaskShell:
 
     def run(self, command: str) -> Result:
         """As the agent sees it: text, capped, durations and places of this machine taken out."""
-        ended = self.raw(command)
+        try:
+            ended = self.raw(command)
+        except (OSError, ValueError) as error:
+            # Longer than the kernel takes, or text that has no bytes.
+            reason = error.strerror if isinstance(error, OSError) else "it is no valid text"
+            return Result(126, f"the command could not be started: {reason}\n")
         output = ended.output.decode("utf-8", errors="replace")
         output = output.replace("\r\n", "\n").replace("\0", "\\0")
         for real, seen in ((self.root, WORKSPACE), (self.environment.folder, VENV)):

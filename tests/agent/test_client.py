@@ -127,11 +127,32 @@ def test_the_deadline_ends_an_answer_that_does_not(server: FakeServer, wait_s: f
     client = ChatClient(server.url)
     client.deadline = time.monotonic() + 0.4
     began = time.monotonic()
-    with pytest.raises(OutOfTime):
+    with pytest.raises(OutOfTime) as caught:
         client(BODY)
-    assert time.monotonic() - began < 3
-    with pytest.raises(OutOfTime):
+    assert caught.value.asked and time.monotonic() - began < 3
+    with pytest.raises(OutOfTime) as caught:
         client(BODY)
+    assert not caught.value.asked
+
+
+def test_lone_surrogates_do_not_get_into_a_message(server: FakeServer) -> None:
+    server.chunks(delta(content="a\ud83d"), delta(content="\ude00b\ud800"), delta("stop"))
+    answer = ChatClient(server.url)(BODY)
+    assert answer.message["content"] == "a\U0001f600b\ufffd"
+    answer.message["content"].encode()
+
+
+def test_an_error_in_lone_surrogates_can_be_written_down(server: FakeServer) -> None:
+    server.chunks({"error": {"message": "out of \udcff"}})
+    with pytest.raises(EndpointError, match="out of \ufffd"):
+        ChatClient(server.url)(BODY)
+
+
+def test_only_line_feeds_end_a_line_of_the_stream(server: FakeServer) -> None:
+    text = "a\u2028b\u0085c"
+    event = json.dumps(delta("stop", content=text), ensure_ascii=False)
+    server.data = f"data: {event}\r\n\r\ndata: [DONE]\r\n\r\n".encode()
+    assert ChatClient(server.url)(BODY).message["content"] == text
 
 
 class Recorder:

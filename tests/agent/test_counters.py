@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay.agent.attempt import Attempt
+from replay.agent.attempt import TIME, Attempt
 from replay.agent.boundaries import Boundaries
 from replay.agent.counters import Counters, difference, faults, parse, total
 from replay.agent.loop import Answer, Exchange
@@ -100,6 +100,12 @@ def test_what_spoils_a_difference_is_said(previous, before, after, sent, tokens,
         assert len(found) == 1 and re.search(fault, found[0])
 
 
+def test_a_request_that_broke_off_spoils_a_difference() -> None:
+    """Its tokens are counted as they come, its seconds never."""
+    found = faults(*GOOD, None, None, broke_off=True)
+    assert found == ["a request broke off; its tokens have no time"]
+
+
 STEPS = st.lists(
     st.tuples(st.integers(1, 500), st.integers(1, 9), st.floats(0.1, 50), st.floats(0.01, 5)),
     min_size=1,
@@ -174,3 +180,21 @@ def test_a_server_without_counters_gives_none() -> None:
     arm.endpoint.stop()
     with Boundaries(arm, {}, parallel=1) as boundaries:
         assert boundaries.after(boundaries.before(), attempt_of(1, 1)) is None
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_an_attempt_whose_request_broke_off_is_in_no_rate(parallel: int) -> None:
+    arm, known = Server(), {}
+    made = attempt_of(2, 20)
+    made.exit_status, made.broke_off = TIME, True
+    with Boundaries(arm, known, parallel) as boundaries:
+        before = boundaries.before()
+        arm.serve(2, 33)
+        seen = boundaries.after(before, made)
+        # The fault is of the whole segment, not of its last task.
+        arm.serve(2, 20)
+        if parallel > 1:
+            boundaries.after(None, attempt_of(2, 20))
+    arm.endpoint.stop()
+    part = seen if parallel == 1 else known["segments"][0]
+    assert part["faults"] == ["a request broke off; its tokens have no time"]
