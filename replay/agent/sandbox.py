@@ -35,7 +35,10 @@ SETUP = HERE / "setup.sh"
 USERS = ((HERE / "passwd", "/etc/passwd"), (HERE / "group", "/etc/group"))
 # What runs inside: the kernel's limits, the command, then a count of what it left behind.
 INSIDE = r"""
-ulimit -c 0 -v "$1" -u "$2" -f "$3" 2>/dev/null
+ulimit -c 0 2>/dev/null
+ulimit -v "$1" 2>/dev/null
+ulimit -u "$2" 2>/dev/null
+ulimit -f "$3" 2>/dev/null
 alive() {
   n=0
   for stat in /proc/[0-9]*/stat; do
@@ -148,6 +151,7 @@ def bubblewrap(place: Place) -> list[str]:
         argv += ["--ro-bind-try", path, path]
     # For a caller who is root the kernel's settings would stay writable.
     argv += ["--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev"]
+    argv += ["--size", str(64 << 20), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
     argv += ["--size", str(512 << 20), "--tmpfs", "/tmp"]
     for real, seen in (*USERS, *place.readonly):
         argv += ["--ro-bind", str(real), seen]

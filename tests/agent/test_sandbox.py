@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 
 from lumotree.errors import LumoTreeError
-from replay.agent.sandbox import KINDS, Place, Sandbox
+from replay.agent.attempt import TimedShell
+from replay.agent.cache import own_environment
+from replay.agent.sandbox import INSIDE, KINDS, Place, Sandbox
 from replay.agent.supervise import Limits, descendants
+from replay.agent.workspace import TaskShell
 
 LIMITS = Limits(wall_s=20.0, memory_mib=400, processes=48, output_mib=16, file_mib=8)
 
@@ -132,6 +135,45 @@ def test_processes_outside_are_neither_seen_nor_hit(sandbox: Sandbox, place: Pla
     finally:
         other.kill()
         other.wait()
+
+
+def test_dev_is_read_only_and_its_memory_is_bounded(sandbox: Sandbox, place: Place) -> None:
+    command = "echo x > /dev/x; echo x > /dev/null && df -k --output=size /dev/shm | tail -1"
+    _, output = run(sandbox, place, f"{command}; echo x > /dev/shm/x && cat /dev/shm/x")
+    first, size, written = output.strip().splitlines()
+    assert "Read-only file system" in first and written == "x"
+    assert int(size) == 64 << 10
+
+
+def test_a_limit_that_cannot_be_set_leaves_the_others() -> None:
+    words = ["no number", "1000", "8192", "ulimit -f; ulimit -c"]
+    outer = ["bash", "-c", 'exec bash -c "$0" inside "$@" 3>/dev/null', INSIDE]
+    done = subprocess.run([*outer, *words], capture_output=True, text=True)
+    assert done.stdout == "8192\n0\n", done.stderr
+
+
+def test_a_command_that_cannot_start_is_told_to_the_agent(place: Place) -> None:
+    shell = TaskShell(Sandbox("none"), place.workspace, own_environment())
+    before = os.listdir("/proc/self/fd")
+    long = shell.run("echo " + "a" * 200_000)
+    assert (long.exit_code, long.output) == (
+        126,
+        "the command could not be started: Argument list too long\n",
+    )
+    lone = shell.run("echo \ud800")
+    assert (lone.exit_code, lone.output) == (
+        126,
+        "the command could not be started: it is no valid text\n",
+    )
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_a_command_ends_with_the_budget(place: Place) -> None:
+    shell = TaskShell(Sandbox("none"), place.workspace, own_environment(), Limits(wall_s=20.0))
+    timed = TimedShell(shell, time.monotonic() + 0.5)
+    assert timed.run("sleep 44.5").fault == "killed: no end after 0.5 s"
+    assert timed.run("sleep 44.5").fault == "killed: no end after 0.1 s"
+    assert timed.seconds < 10
 
 
 def test_fork_bomb(sandbox: Sandbox, place: Place) -> None:
