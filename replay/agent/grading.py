@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import shlex
 import tempfile
 import time
@@ -19,7 +20,6 @@ from replay.agent.tasks import Edit, Task
 from replay.agent.workspace import TaskShell, Workspaces
 
 INSIDE = "/grading"
-OUTCOMES = ".lumotree-outcomes.json"
 LIMITS = Limits(wall_s=900.0)
 RESOLVED, FAILED, EMPTY = "R", "F", "E"
 # How many failed tests a grade names.
@@ -101,14 +101,16 @@ class Grader:
                 LIMITS,
                 readonly=((HERE, INSIDE),),
             )
+            # A name that the diff cannot have brought a file of.
+            outcomes_name = f".outcomes-{secrets.token_hex(16)}.json"
             inside = INSIDE if self.sandbox.contains else str(HERE)
-            words = ["python", "-P", f"{inside}/grade.py", OUTCOMES, "-q", "--rootdir=."]
+            words = ["python", "-P", f"{inside}/grade.py", outcomes_name, "-q", "--rootdir=."]
             if task.workspace.mirror is None:
                 # A wheel has no configuration of its own, and the agent may not bring one.
                 words.append(f"-c={inside}/pytest.ini")
             ended = shell.raw(shlex.join([*words, *task.test_files]))
             try:
-                outcomes = json.loads((root / OUTCOMES).read_bytes())
+                outcomes = json.loads((root / outcomes_name).read_bytes())
             except (OSError, ValueError):
                 lines = ended.output.decode(errors="replace").strip().splitlines()
                 last = lines[-1][:200] if lines else f"exit code {ended.exit_code}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,13 @@ from replay.agent.grading import Grader
 from replay.agent.patch import diff
 from replay.agent.tasks import Task
 from replay.agent.workspace import TaskShell, Workspaces
-from tests.agent.conftest import DOUBLE, EXPECTED, FILE, LABEL, TEST_FILE
+from tests.agent.conftest import DOUBLE, EXPECTED, FILE, LABEL, SHORTEN, TEST_FILE
+
+PASSED = json.dumps(dict.fromkeys([*DOUBLE, LABEL, SHORTEN], "passed"))
+FORGED = (
+    f"echo '{PASSED}' > .lumotree-outcomes.json; "
+    "echo 'import os; os._exit(0)' >> tinypkg/__init__.py"
+)
 
 
 def patch_of(command: str, task: Task, workspaces: Workspaces, sandbox, place: Path) -> str:
@@ -83,9 +90,10 @@ def test_changed_tests_are_no_change(graded, command: str) -> None:
         "echo 'import os; os._exit(0)' > sitecustomize.py",
         "echo 'import os; os._exit(0)' >> tinypkg/__init__.py",
         "mkdir .lumotree-outcomes.json; touch .lumotree-outcomes.json/x",
+        FORGED,
         "printf '[tool:pytest]\\naddopts = --co\\n' > setup.cfg",
     ],
-    ids=["pytest.py", "sitecustomize", "exit", "outcomes", "setup.cfg"],
+    ids=["pytest.py", "sitecustomize", "exit", "outcomes", "forged outcomes", "setup.cfg"],
 )
 def test_tricks_resolve_nothing(graded, command: str) -> None:
     assert graded(command).outcome == "F"
