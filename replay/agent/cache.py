@@ -6,6 +6,7 @@ here asks the network.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -101,17 +102,25 @@ def environment(spec_path: Path, cache: Path, python: str | None = None) -> Envi
         )
     key = hashlib.sha256(json.dumps([program, spec.model_dump()]).encode()).hexdigest()[:16]
     folder = cache / "environments" / f"{spec_path.parent.name}-{key}"
-    if not (folder / DONE).exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        pip([program, "-m", "venv", str(folder)], "a virtual environment")
-        pip(
-            [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps"]
-            + ["--only-binary", ":all:", *spec.requirements],
-            f"the packages of {spec_path.name}",
-        )
-        (folder / DONE).touch()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / f".{folder.name}.lock").open("w") as lock:
+        # Tasks beside one another, and other studies, wait for whoever is making it.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / DONE).exists():
+            make_environment(folder, program, spec.requirements, spec_path.name)
     return describe(folder)
+
+
+def make_environment(folder: Path, program: str, requirements: list[str], name: str) -> None:
+    """Makes a virtual environment with the packages of the file `name`. Raises LumoTreeError."""
+    shutil.rmtree(folder, ignore_errors=True)
+    pip([program, "-m", "venv", str(folder)], "a virtual environment")
+    pip(
+        [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps"]
+        + ["--only-binary", ":all:", *requirements],
+        f"the packages of {name}",
+    )
+    (folder / DONE).touch()
 
 
 def own_environment() -> Environment:

@@ -24,7 +24,7 @@ def read_rows(path: Path) -> list[Task]:
     """Raises LumoTreeError naming the line and what it lacks."""
     defaults_path = path.with_suffix(".defaults.json")
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_bytes().split(b"\n")
         defaults = json.loads(defaults_path.read_bytes()) if defaults_path.exists() else {}
     except (OSError, ValueError) as error:
         raise LumoTreeError(f"{path} cannot be read: {error}") from None

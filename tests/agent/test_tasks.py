@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 import json
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from lumotree.errors import LumoTreeError
-from replay.agent.cache import read_environment, wheel
+from replay.agent import cache
+from replay.agent.cache import environment, read_environment, wheel
 from replay.agent.grading import Grader
 from replay.agent.patch import commit_all, git
 from replay.agent.scripted import task_scripts
@@ -152,6 +155,24 @@ def test_a_wheel_of_another_hash_is_not_taken_from_the_cache(tmp_path: Path, mon
     assert "a==1" in asked[0]
 
 
+def test_one_environment_is_made_once(tmp_path: Path, monkeypatch) -> None:
+    spec = tmp_path / "environment.json"
+    spec.write_text(json.dumps({"python": "3.11", "requirements": []}))
+    made = []
+
+    def pip(argv: list[str], what: str) -> None:
+        if "venv" in argv:
+            time.sleep(0.1)
+            Path(argv[-1]).mkdir()
+            made.append(argv[-1])
+
+    monkeypatch.setattr(cache, "pip", pip)
+    monkeypatch.setattr(cache, "describe", lambda folder: folder)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda n: environment(spec, tmp_path, "python"), range(4)))
+    assert len(set(found)) == len(made) == 1 and (found[0] / cache.DONE).exists()
+
+
 # SWE-bench rows.
 
 
@@ -192,6 +213,14 @@ def test_rows_with_a_mirror_are_tasks(rows: Path, grader: Grader) -> None:
     edit = Edit(file="tinypkg/numbers.py", old="number * 3", new="number * 2")
     after, _ = grader.run_tests(task, edits=[edit])
     assert after[task.fail_to_pass[0]] == "passed"
+
+
+def test_only_line_feeds_end_a_row(rows: Path) -> None:
+    text = "a\u2028b\u0085c"
+    row = json.loads(rows.read_text()) | {"problem_statement": text}
+    rows.write_text(json.dumps(row, ensure_ascii=False) + "\n", encoding="utf-8")
+    (task,) = load_tasks([rows])
+    assert task.problem_statement == text
 
 
 @pytest.mark.parametrize(
