@@ -87,8 +87,12 @@ class LumoTreeServer:
             if self._process.poll() is not None:
                 lines = told.decode(errors="replace").strip().splitlines()
                 last = lines[-1] if lines else f"exit code {self._process.returncode}"
+                hint = None
+                if " (lower --active" in last:
+                    # The advice of `lumotree serve`, in the words of who started it.
+                    last, hint = last.rpartition(" (lower")[0], "lower --parallel or --max-context"
                 raise ArmError(
-                    f"arm '{self.name}' did not start: {last.removeprefix('lumotree: ')}"
+                    f"arm '{self.name}' did not start: {last.removeprefix('lumotree: ')}", hint
                 )
             time.sleep(0.1)
         self.stop()
@@ -166,11 +170,15 @@ class ScriptServer:
 def arm_names(text: str) -> list[str]:
     """The specs of an --arms text, separated by spaces, or by commas in front of a name.
 
-    Raises ArmError.
+    In-process arms have their options in one order, so that one arm has one name. Raises ArmError.
     """
     known = "|".join(map(re.escape, (*IN_PROCESS, *EXTERNAL, SCRIPTED, IDLE)))
     words = re.split(rf"\s+|,(?=(?:{known})(?:[:,\s]|$))", text.strip())
-    names = [word for word in words if word]
+    names = [
+        str(parse_arm(word)) if word.partition(":")[0] in IN_PROCESS else word
+        for word in words
+        if word
+    ]
     if not names:
         raise ArmError("no arm is named")
     for name in names:
@@ -199,7 +207,12 @@ def make_arm(spec: str, tasks: Sequence[Task], options: Sequence[str], logs: Pat
             if key is None:
                 raise ArmError(f"arm '{name}': there is no environment variable {variable}")
         url = given.get("url", EXTERNAL[name])
-        if not url.startswith(("http://", "https://")) or "@" in url:
+        if "@" in url:  # and nothing of it is repeated
+            raise ArmError(
+                f"arm '{name}': url= has an @; an address with a user or password is not taken",
+                "key-env= names the environment variable that holds a key",
+            )
+        if not url.startswith(("http://", "https://")):
             raise ArmError(f"arm '{name}': url={url} is no address such as {EXTERNAL[name]}")
         return ExternalServer(spec, url, given.get("model"), key)
     parsed = parse_arm(spec)

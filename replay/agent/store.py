@@ -114,7 +114,7 @@ class StudyFolder:
         for row in self.rows():
             if row["arm"] == arm and row["error"] is None:
                 path = self.path / self.place("attempts", arm, f"{row['task']}.diff")
-                patch = path.read_text(encoding="utf-8", errors="surrogateescape")
+                patch = path.read_bytes().decode("utf-8", errors="surrogateescape")
                 found[row["task"]] = prediction(row["task"], f"lumotree-{arm}", patch)
         self.write(f"{safe(arm)}.preds.json", json.dumps(found, indent=2) + "\n")
 
@@ -127,7 +127,7 @@ class StudyFolder:
                 path = self.path / self.place("recorded", arm, f"{row['task']}.jsonl")
                 if row["arm"] != arm or row["error"] is not None or not path.exists():
                     continue
-                for text in path.read_text(encoding="utf-8").splitlines():
+                for text in path.read_bytes().split(b"\n")[:-1]:
                     line = json.loads(text)
                     if len(arms) > 1:
                         known = line["lumotree"]

@@ -99,7 +99,8 @@ class Study:
         if not tasks:
             return
         logs = self.folder.path / "logs"
-        arm = self.make(name, self.tasks, self.options.server_options, logs)
+        options = (*self.options.server_options, "--active", str(self.parallel))
+        arm = self.make(name, self.tasks, options, logs)
         known = self.folder.run.setdefault("arms", {}).setdefault(name, {})
         self.progress.say(f"{name}: starting")
         try:
@@ -232,7 +233,8 @@ class Study:
                 },
                 clock=made.clock,
             )
-            text = json.dumps(written, indent=1, ensure_ascii=False)
+            # All of it ASCII: a diff may hold bytes that are no text.
+            text = json.dumps(written, indent=1)
             self.folder.write(place("attempts", "traj.json"), text + "\n")
             lines = corpus_lines(task.id, made.exchanges)
             encoded = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)

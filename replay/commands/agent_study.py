@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from lumotree.errors import LumoTreeError
+from lumotree.errors import CorpusError, LumoTreeError
 
 if TYPE_CHECKING:
     from replay.agent.study import StudyOptions
@@ -52,6 +52,9 @@ def agent_study(
     device: str = typer.Option(None, help="Their device: auto (default), cpu or cuda."),
     dtype: str = typer.Option(None, help="Their dtype: auto (default), float32 or bfloat16."),
     threads: int = typer.Option(None, help="Their CPU threads; default: as torch chooses."),
+    max_context: int = typer.Option(
+        None, help="Positions of a request to them, answer included; default: the model's."
+    ),
     budget: float = typer.Option(None, help="Seconds an attempt may take. Default 9000."),
     steps: int = typer.Option(None, help="Requests an attempt may make. Default 0: no limit."),
     max_tokens: int = typer.Option(None, help="Most tokens of one response. Default 24000."),
@@ -102,6 +105,7 @@ def agent_study(
     from replay.agent.sandbox import Sandbox
     from replay.agent.tasks import load_tasks
     from replay.agent.workspace import Workspaces
+    from replay.corpus import manifest_path
 
     given = {
         "tasks": tasks or None,
@@ -119,6 +123,7 @@ def agent_study(
         "device": device,
         "dtype": dtype,
         "threads": threads,
+        "max-context": max_context,
     }
     given = {name: value for name, value in given.items() if value is not None}
     _check(given | {"parallel": parallel})
@@ -133,6 +138,9 @@ def agent_study(
     for place in places:
         if not place.exists():
             raise LumoTreeError(f"{place} does not exist", "name the tasks with --tasks")
+    for path in (record, manifest_path(record)) if record is not None else ():
+        if path.exists():
+            raise CorpusError(f"--record: {path} exists", "name another file")
     chosen = load_tasks(places, names)
     workspaces = Workspaces(cache_folder(), python)
     if prepare:
@@ -161,6 +169,7 @@ def agent_study(
 def _check(given: dict[str, Any]) -> None:
     """Raises LumoTreeError naming the option that is out of range."""
     least = {"parallel": 1, "steps": 0, "max-tokens": 1, "output-cap": 100, "threads": 1}
+    least["max-context"] = 2
     for name, minimum in least.items():
         if name in given and given[name] < minimum:
             raise LumoTreeError(
@@ -184,7 +193,7 @@ def _options(given: dict[str, Any]) -> StudyOptions:
     }
     budget = Budget(**{key: given[name] for name, key in limits.items() if name in given})
     server: list[str] = []
-    for name in ("model", "device", "dtype", "threads"):
+    for name in ("model", "device", "dtype", "threads", "max-context"):
         if name in given:
             server += [f"--{name}", str(given[name])]
     plain = ("seed", "sandbox", "agent-cmd", "output-cap")
@@ -269,7 +278,7 @@ def _run(
     from replay.talk import print_json, say
 
     run = describe(options, tasks, contained)
-    run |= {"places": [str(place) for place in places], "names": names}
+    run |= {"places": [str(place.resolve()) for place in places], "names": names}
     names_of_arms = arm_names(options.arms)
     for name in names_of_arms:  # a wrong spec is said before anything is written
         make_arm(name, tasks, options.server_options, Path())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from replay.agent import workspace
 from replay.cli import app
+from replay.commands import agent_study
 from tests.agent.conftest import DOUBLE, SmallWorkspaces
 
 
@@ -95,6 +97,7 @@ def test_check_and_compute_and_prepare(call, tiny_folder: Path, tmp_path: Path) 
         (("--resume", "nowhere"), "nowhere is no folder of an agent study"),
         (("--resume", "a", "--out", "b"), "--resume and --out exclude each other"),
         (("--resume", "a", "--steps", "3"), "--resume and --steps exclude each other"),
+        (("--max-context", "1"), "--max-context is 1; it takes a whole number from 2"),
         (("--max-tokens", "0"), "--max-tokens is 0; it takes a whole number from 1"),
     ],
 )
@@ -105,6 +108,31 @@ def test_wrong_use_is_a_sentence(call, words: tuple, fault: str | None) -> None:
     done = call(*words)
     assert done.exit_code == 2 and fault in done.stderr, done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["all.jsonl", "all.manifest.json"])
+def test_a_recording_is_not_written_over_nor_refused_late(call, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    done = call("--arms", "idle", "--out", "run", "--record", "all.jsonl")
+    assert done.exit_code == 2 and f"--record: {name} exists" in done.stderr
+    assert not (tmp_path / "run").exists() and (tmp_path / name).read_text() == "mine"
+
+
+def test_a_study_goes_on_from_another_folder(
+    call, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ["--tasks", os.path.relpath(tiny_folder), "--task", "tiny-label"]
+    words = ["agent-study", *given, "--arms", "idle", "--out", "run", "--quiet"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    done = call("--resume", tmp_path / "run")
+    assert done.exit_code == 0, done.stderr
+
+
+def test_max_context_is_handed_to_the_servers() -> None:
+    options = agent_study._options({"max-context": 4096})
+    assert options.server_options[:2] == ("--max-context", "4096")
 
 
 def test_without_the_tasks_folder_it_says_what_to_name(tmp_path: Path, monkeypatch) -> None:

@@ -62,6 +62,21 @@ def test_an_arm_that_does_not_start_says_what_the_server_said(tmp_path: Path) ->
         server.start()
 
 
+def test_advice_of_the_server_names_options_of_the_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python"
+    program.write_text(
+        "#!/bin/sh\necho 'lumotree: it is too big (lower --active or --prefix-mib)'\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(ArmError, match="arm 'ar' did not start: it is too big") as caught:
+        LumoTreeServer("ar", [], tmp_path / "ar.log").start()
+    assert caught.value.message.endswith("too big")
+    assert caught.value.hint == "lower --parallel or --max-context"
+
+
 def test_a_killed_study_leaves_no_server(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path\n"

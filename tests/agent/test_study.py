@@ -234,6 +234,10 @@ def test_an_external_agent(tiny_folder: Path, cache: Path, tmp_path: Path, sandb
     [
         ("lumotree,mtp-5,ar", ["lumotree", "mtp-5", "ar"]),
         ("lumotree:passes=3,suffix=off,ar  idle", ["lumotree:passes=3,suffix=off", "ar", "idle"]),
+        (
+            "lumotree:passes=3,tree=chain-3 openai:model=m,url=http://h:1",
+            ["lumotree:tree=chain-3,passes=3", "openai:model=m,url=http://h:1"],
+        ),
         ("openai:url=http://h:1,model=m scripted", ["openai:url=http://h:1,model=m", "scripted"]),
     ],
 )
@@ -259,3 +263,66 @@ def test_arms_that_mean_nothing_are_refused(spec: str, fault: str, tmp_path: Pat
 def test_no_arm_is_named_twice() -> None:
     with pytest.raises(ArmError, match="'ar' is named twice"):
         arm_names("ar,mtp-5,ar")
+    with pytest.raises(ArmError, match="'lumotree:tree=chain-3,passes=3' is named twice"):
+        arm_names("lumotree:passes=3,tree=chain-3 lumotree:tree=chain-3,passes=3")
+
+
+def test_an_arms_server_has_the_name_of_its_rows(tmp_path: Path) -> None:
+    (name,) = arm_names("lumotree:passes=3,tree=chain-3")
+    assert make_arm(name, [], [], tmp_path).name == name
+
+
+def test_a_password_in_an_address_is_not_repeated(tmp_path: Path) -> None:
+    with pytest.raises(ArmError, match="url= has an @") as caught:
+        make_arm("openai:url=http://me:secret@h:1", [], [], tmp_path)
+    assert "secret" not in f"{caught.value} {caught.value.hint}"
+
+
+def test_a_server_has_as_many_slots_as_tasks_run_at_a_time(
+    tiny_folder: Path, cache: Path, tmp_path: Path, sandbox
+) -> None:
+    study = small_study(
+        tiny_folder,
+        cache,
+        tmp_path / "run",
+        "ar",
+        parallel=3,
+        server_options=("--threads", "1"),
+    )
+    seen = []
+
+    def make(name: str, tasks: list, options: tuple, logs: Path):
+        seen.append(options)
+        return make_arm("openai:url=http://127.0.0.1:9", tasks, options, logs)
+
+    study.make = make
+    study.run()
+    assert seen == [("--threads", "1", "--active", "3")]
+
+
+def test_recordings_and_diffs_keep_every_character(tmp_path: Path) -> None:
+    """Line separators within JSON text end no line; a diff's line ends and bytes are its own."""
+    folder = StudyFolder.create(tmp_path / "run", {})
+    folder.append({"arm": "a", "task": "t", "error": None})
+    line = {"custom_id": "t", "text": "x\u2028y\u0085z"}
+    encoded = json.dumps(line, ensure_ascii=False) + "\n"
+    folder.write(folder.place("recorded", "a", "t.jsonl"), encoded)
+    assert folder.recorded(["a"]) == [line]
+    folder.write(folder.place("attempts", "a", "t.diff"), "+a\r\n+\udcff\n")
+    folder.write_predictions("a")
+    found = json.loads((tmp_path / "run/a.preds.json").read_bytes())
+    assert found["t"]["model_patch"] == "+a\r\n+\udcff\n"
+
+
+def test_a_trajectory_is_json_whatever_the_diff_holds(
+    tiny_folder: Path, cache: Path, tmp_path: Path, sandbox
+) -> None:
+    script = tiny_folder / "scripts" / "tiny-label.md"
+    kept = script.read_text()
+    script.write_text(kept.replace("exit 3\n````", "printf '\\377\\n' > raw.txt; exit 3\n````"))
+    try:
+        small_study(tiny_folder, cache, tmp_path / "run", "scripted").run()
+    finally:
+        script.write_text(kept)
+    written = json.loads((tmp_path / "run/attempts/scripted/tiny-label.traj.json").read_bytes())
+    assert "\n+\udcff\n" in written["info"]["submission"]
