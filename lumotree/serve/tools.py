@@ -18,6 +18,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -124,15 +125,46 @@ class ToolCallParser:
 
 def _value(text: str, schema: Any) -> Any:
     """The inverse of the template, which writes text as it is and everything else as JSON."""
-    kinds = schema.get("type") if isinstance(schema, Mapping) else None
-    kinds = {kinds} if isinstance(kinds, str) else set(kinds) if isinstance(kinds, list) else set()
+    kinds = _kinds(schema)
     if not kinds or kinds == {"string"}:
         return text
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError):
         return text
-    return text if "string" in kinds and _kind(value) not in kinds else value
+    kind = _kind(value)
+    fits = kind in kinds or (kind == "integer" and "number" in kinds)
+    return text if "string" in kinds and not fits else value
+
+
+def _kinds(schema: Any) -> set[str]:
+    """The types that a schema names: its own, its alternatives', or those of its values."""
+    kinds, left = set(), [schema]
+    while left:
+        schema = left.pop()
+        if not isinstance(schema, Mapping):
+            continue
+        named = schema.get("type")
+        if isinstance(named, str):
+            kinds.add(named)
+        elif isinstance(named, list):
+            kinds |= {name for name in named if isinstance(name, str)}
+        elif isinstance(schema.get("enum"), list):
+            kinds |= set(map(_kind, schema["enum"]))
+        elif "const" in schema:
+            kinds.add(_kind(schema["const"]))
+        else:
+            for key in ("anyOf", "oneOf"):
+                left += schema[key] if isinstance(schema.get(key), list) else ()
+    return kinds
+
+
+def _finite(text: str) -> float:
+    """Raises ValueError for NaN and infinities, which Python reads and JSON has not."""
+    value = float(text)
+    if not isfinite(value):
+        raise ValueError(text)
+    return value
 
 
 def _kind(value: Any) -> str:

@@ -14,6 +14,12 @@ PARAMETERS = {
     "files": {"type": "array"},
     "either": {"type": ["string", "integer"]},
     "free": {},
+    "optional": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+    "words": {"oneOf": [{"type": "string"}, {"type": "array"}]},
+    "size": {"anyOf": [{"anyOf": [{"type": "number"}, {"type": "string"}]}, {"type": "null"}]},
+    "level": {"enum": [1, 2]},
+    "label": {"enum": ["1", "2"]},
+    "fixed": {"const": True},
 }
 
 
@@ -82,6 +88,26 @@ MALFORMED = [
     "</tool_call>",
     "<tool_call",
 ]
+
+
+def test_values_follow_alternatives_and_enumerations():
+    cases = {
+        "optional": [("3", 3), ("null", None), ("x", "x")],
+        "words": [("3", "3"), ("[1]", [1]), ("null", "null")],
+        "size": [("3", 3), ("2.5", 2.5), ("null", None), ("true", "true")],
+        "level": [("2", 2)],
+        "label": [("2", "2")],
+        "fixed": [("true", True)],
+    }
+    for key, pairs in cases.items():
+        for text, value in pairs:
+            assert parse(block(**{key: text}))[1] == [("bash", {key: value})], (key, text)
+
+
+def test_no_number_that_json_has_not_is_handed_out():
+    for text in ("NaN", "-Infinity", "1e999", "[NaN]"):
+        for key in ("count", "size", "files"):
+            assert parse(block(**{key: text}))[1] == [("bash", {key: text})]
 
 
 def test_what_is_malformed_stays_text():
