@@ -21,7 +21,7 @@ class Limits:
         self, app: Any, *, api_key: str | None, max_body_bytes: int, idle_timeout_s: float
     ) -> None:
         self._app, self._most, self._idle_s = app, max_body_bytes, idle_timeout_s
-        self._key = None if api_key is None else api_key.encode()
+        self._key = None if api_key is None else api_key.strip().encode()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":

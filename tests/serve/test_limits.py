@@ -20,7 +20,7 @@ def strict(speaking):
         queue=1,
         max_context=256,
         model_name="tiny",
-        api_key="a-key",
+        api_key=" a-key\n",  # as a file's last line leaves it in the environment
         max_body_bytes=4096,
         idle_timeout_s=0.5,
     ) as pair:
