@@ -127,17 +127,27 @@ class PrefixStore:
         """
         if len(token_ids) != state.length or state.length % chunk or not state.length:
             raise ValueError(f"a state of {state.length} tokens cannot be kept at a chunk's end")
-        node = self._roots.setdefault(scope, Node(None, ()))
+        if self.budget == 0:
+            return False
+        node = root = self._roots.get(scope) or Node(None, ())
+        made: list[Node] = []
+        # Everything is copied before anything is counted: memory may end at any copy.
         for start in range(0, state.length, chunk):
             tokens = tuple(token_ids[start : start + chunk])
-            if tokens not in node.children:
+            known = node.children.get(tokens)
+            if known is None:
                 caches = tuple(_copy(cache, start, start + chunk) for cache in _caches(state))
-                node.children[tokens] = Node(node, tokens, caches)
-                self.nbytes += node.children[tokens].cache_bytes
-            node = node.children[tokens]
-        if node.point is None:
-            node.point = Point.of(state)
-            self.nbytes += node.point.nbytes
+                known = Node(node, tokens, caches)
+                made.append(known)
+            node = known
+        point = Point.of(state) if node.point is None else None
+        self._roots[scope] = root
+        for new in made:
+            new.parent.children[new.tokens] = new
+            self.nbytes += new.cache_bytes
+        if point is not None:
+            node.point = point
+            self.nbytes += point.nbytes
             self.counts.saved += 1
         self._points[node] = scope
         self._points.move_to_end(node)

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lumotree import prefix
 from lumotree.model.config import ModelConfig
 from lumotree.prefix import PrefixStore, worth_saving
 from lumotree.state import HybridState
@@ -140,6 +141,38 @@ def test_one_over_the_budget_is_not_kept():
     store = PrefixStore(budget_bytes=100)
     assert not store.save("s", [1, 2, 3], fill(empty(), [1, 2, 3]), CHUNK)
     assert (store.nbytes, len(store), measured(store)) == (0, 0, 0)
+
+
+def test_without_a_budget_nothing_is_copied(monkeypatch):
+    monkeypatch.setattr(prefix, "_copy", None)  # not to be called
+    store = PrefixStore(budget_bytes=0)
+    assert not store.save("s", [1, 2, 3], fill(empty(), [1, 2, 3]), CHUNK)
+
+
+@pytest.mark.parametrize("copies", range(5))
+def test_memory_that_ends_in_the_middle_leaves_nothing_counted(monkeypatch, copies):
+    store, tokens = PrefixStore(), [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    store.save("s", tokens[:3], fill(empty(), tokens[:3]), CHUNK)
+    before, left = store.nbytes, [copies]
+
+    def ending(make):
+        def wrapped(*args):
+            left[0] -= 1
+            if left[0] < 0:
+                raise torch.OutOfMemoryError
+            return make(*args)
+
+        return wrapped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prefix, "_copy", ending(prefix._copy))
+        patch.setattr(prefix.Point, "of", ending(prefix.Point.of))
+        for scope in "st":
+            left[0] = copies  # two new nodes of two caches each, then the point
+            with pytest.raises(torch.OutOfMemoryError):
+                store.save(scope, tokens, fill(empty(), tokens), CHUNK)
+    assert store.nbytes == measured(store) == before
+    assert (len(store), list(store._roots), store.counts.saved) == (1, ["s"], 1)
 
 
 def test_the_least_recently_used_goes_first():
