@@ -23,20 +23,20 @@ class Boundaries:
         self._broke_off = False
 
     def __enter__(self) -> Boundaries:
-        self._begin = self._previous = counters.scrape(self._arm.url)
+        self._begin = self._previous = counters.scrape(self._arm.url, self._arm.key)
         return self
 
     def __exit__(self, *exc: object) -> None:
         if self._parallel == 1 or self._begin is None:
             return
-        end = counters.settled(self._arm.url)
+        end = counters.settled(self._arm.url, self._arm.key)
         if end is not None:
             # One entry per start of the server: a resumed study has several.
             part = _compare(None, self._begin, end, self._sent, self._tokens, self._broke_off)
             self._known.setdefault("segments", []).append(part)
 
     def before(self) -> counters.Counters | None:
-        return counters.scrape(self._arm.url) if self._parallel == 1 else None
+        return counters.scrape(self._arm.url, self._arm.key) if self._parallel == 1 else None
 
     def after(self, before: counters.Counters | None, made: Attempt) -> dict[str, Any] | None:
         """The differences of one task and what is wrong with them; None without counters."""
@@ -51,7 +51,7 @@ class Boundaries:
             self._broke_off |= made.broke_off
         if before is None:
             return None
-        after = counters.settled(self._arm.url)
+        after = counters.settled(self._arm.url, self._arm.key)
         if after is None:
             return None
         seen = _compare(self._previous, before, after, sent, tokens, made.broke_off)

@@ -11,9 +11,12 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 import httpx
+
+from replay.talk import say
 
 TIMEOUT_S = 10.0
 SETTLE_S = 2.0
@@ -89,22 +92,35 @@ def parse(text: str) -> Counters | None:
     return None
 
 
-def scrape(url: str) -> Counters | None:
-    """The counters of the server at `url`; None when it exports none."""
+def scrape(url: str, key: str | None = None) -> Counters | None:
+    """The counters of the server at `url`; None when it exports none, which is said where the
+    server wants another key.
+    """
+    headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         # Certificates take a second to load, and most servers of a study have no need of them.
         secure = url.startswith("https:")
-        answer = httpx.get(f"{url}/metrics", timeout=TIMEOUT_S, trust_env=False, verify=secure)
+        answer = httpx.get(
+            f"{url}/metrics", headers=headers, timeout=TIMEOUT_S, trust_env=False, verify=secure
+        )
     except httpx.HTTPError:
         return None
+    if answer.status_code in (401, 403):
+        _tell_refused(url, answer.status_code)
     return parse(answer.text) if answer.status_code == 200 else None
 
 
-def settled(url: str) -> Counters | None:
+@cache
+def _tell_refused(url: str, status: int) -> None:
+    """Once for each server, however often it is asked."""
+    say(f"{url}/metrics answered {status}: no counters without the server's key (key-env=)")
+
+
+def settled(url: str, key: str | None = None) -> Counters | None:
     """A scrape once no request is under way, which a server is given a moment to reach."""
     deadline = time.monotonic() + SETTLE_S
     while True:
-        found = scrape(url)
+        found = scrape(url, key)
         if found is None or not found.outstanding or time.monotonic() > deadline:
             return found
         time.sleep(0.05)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from hypothesis import given
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from replay.agent.attempt import TIME, Attempt
 from replay.agent.boundaries import Boundaries
-from replay.agent.counters import Counters, difference, faults, parse, total
+from replay.agent.counters import Counters, difference, faults, parse, scrape, settled, total
 from replay.agent.loop import Answer, Exchange
 from replay.agent.scripted import ScriptedEndpoint
 
@@ -198,3 +200,24 @@ def test_an_attempt_whose_request_broke_off_is_in_no_rate(parallel: int) -> None
     arm.endpoint.stop()
     part = seen if parallel == 1 else known["segments"][0]
     assert part["faults"] == ["a request broke off; its tokens have no time"]
+
+
+def test_a_server_with_a_key_is_scraped_with_it_or_says_what_is_missing(capsys) -> None:
+    class Guarded(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None: ...
+
+        def do_GET(self) -> None:
+            known = self.headers["authorization"] == "Bearer k"
+            self.send_response(200 if known else 401)
+            self.end_headers()
+            self.wfile.write(VLLM.encode() if known else b"")
+
+    with HTTPServer(("127.0.0.1", 0), Guarded) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        assert scrape(url, "k") == parse(VLLM)
+        assert capsys.readouterr().err == ""
+        assert scrape(url) is None and settled(url, "wrong") is None
+        server.shutdown()
+    said = capsys.readouterr().err
+    assert said.count("answered 401") == 1 and "key-env" in said
