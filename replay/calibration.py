@@ -63,6 +63,11 @@ class RecordingDecoder(Decoder):
     """The decoder as it is, with a note of every step."""
 
     def __init__(self, engine: Engine, config: DecoderConfig) -> None:
+        if engine.model.kernels:
+            raise LumoTreeError(
+                "calibration times torch operations, and this device runs captured kernels",
+                "name a tree, or use --device cpu",
+            )
         super().__init__(engine.model, engine.tokenizer, config, engine.runner)
         self.records: list[StepRecord] = []
         self._last: tuple[tuple[int, ...], tuple[int, ...]] = ((0,), (0,))
@@ -117,11 +122,6 @@ def calibrate(
     `corpus_sha256` is of the corpus of `items`. Raises LumoTreeError when the outputs are too
     short to measure anything, or the designs too few to know the error of a prediction.
     """
-    if engine.model.kernels:
-        raise LumoTreeError(
-            "calibration times torch operations, and this device runs captured kernels",
-            "name a tree, or use --device cpu",
-        )
     chosen = [items[i] for i in evenly_spaced(len(items), min(requests, len(items)))]
     records = record(engine, chosen, tokens, designs, note)
     observations = tuple(observe(config, steps) for config, steps in records if steps)

@@ -19,7 +19,7 @@ from lumotree.model.rehearsal import PREFIX, SHAPES
 from lumotree.model.source import ModelSource, open_source
 from lumotree.ops.table import has_kernels
 from lumotree.state import HybridState
-from lumotree.tree import MAX_ROWS, tree_from_name
+from lumotree.tree import MAX_ROWS
 from replay.launching import launches
 from replay.machine import describe_machine, describe_versions
 
@@ -150,7 +150,7 @@ def kernel_launches(
     """Block sizes that the kernels would choose on `device`; empty where they do not run."""
     if not has_kernels(device):
         return {}
-    from lumotree.ops import attention, gdn_triton, prefill
+    from lumotree.ops import attention_launch, gdn_triton, prefill
     from lumotree.ops.gdn import Geometry
 
     dk, dv = config.linear_key_head_dim, config.linear_value_head_dim
@@ -161,11 +161,9 @@ def kernel_launches(
         dk,
         dv,
     )
-    group = config.num_attention_heads // config.num_key_value_heads
-    queries = group * len(tree_from_name("hydra27"))
     chosen = {
         "gdn": gdn_triton.choose(geometry, device),
-        "attention": attention.choose(config.head_dim, queries, dtype, device),
+        "attention": attention_launch.choose(config.head_dim, dtype, device),
         "prefill gdn": prefill.choose_delta(dk, dv, dtype, device),
         "prefill attention": prefill.choose_attention(config.head_dim, dtype, device),
     }
