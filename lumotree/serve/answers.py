@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 import secrets
 import time
@@ -123,7 +124,12 @@ class TextChoice(Choice):
 
     def __init__(self, *args: Any, top: int | None) -> None:
         super().__init__(*args)
-        self._top, self._offset = top, 0
+        self._top = top
+        self._restart()
+
+    def _restart(self) -> None:
+        """Offsets count characters of the text, which tokens may hold a part of."""
+        self._offset, self._utf8 = 0, codecs.getincrementaldecoder("utf-8")("replace")
 
     def begin(self) -> dict[str, Any] | None:
         part = self._part("") | self._ids((), first=True)
@@ -142,7 +148,7 @@ class TextChoice(Choice):
         return self._part("") | {"finish_reason": self.finish_reason}
 
     def whole(self) -> dict[str, Any]:
-        self._offset = 0
+        self._restart()
         return {
             "index": self.index,
             "text": self.text,
@@ -154,13 +160,13 @@ class TextChoice(Choice):
         return {"index": self.index, "text": text, "logprobs": None, "finish_reason": None}
 
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-        tokens = [self._named(e.token_id)[0] for e in entries]
+        named = [self._named(e.token_id) for e in entries]
         offsets = []
-        for token in tokens:
+        for _, raw in named:
             offsets.append(self._offset)
-            self._offset += len(token)
+            self._offset += len(self._utf8.decode(raw))
         return {
-            "tokens": tokens,
+            "tokens": [text for text, _ in named],
             "token_logprobs": [_finite(e.logprob) for e in entries],
             "top_logprobs": [{self._named(i)[0]: _finite(p) for i, p in e.top} for e in entries],
             "text_offset": offsets,
