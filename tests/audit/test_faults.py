@@ -1,11 +1,14 @@
 """Every fault is seen by the audit it names, in the step in which it acts, and leaves no trace."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from lumotree import decoder, sampling
 from lumotree.audit.detect import Detection, Sensitivity, undetected
 from lumotree.audit.faults import AUDITS, FAULTS, fault, selection
+from lumotree.audit.faults import rows as row_faults
 from lumotree.audit.faults.base import replaced
 from lumotree.audit.sampler import SamplerPlan
 from lumotree.draft import mtp
@@ -121,3 +124,22 @@ def test_planted_faults_do_not_touch_weights(engine):
     with fault("off-by-one position").apply():
         pass
     assert torch.equal(engine.model.embedding, before)
+
+
+def test_captured_rows_are_rotated_by_the_table_that_they_keep(monkeypatch):
+    class CapturedDecoder:
+        """Captured before the model made a longer table."""
+
+        def __init__(self):
+            self.model = SimpleNamespace(rope=torch.arange(8.0))
+            self.tree_step = SimpleNamespace(rows=SimpleNamespace(rope=torch.arange(4.0)))
+
+        def verify(self, state, proposal):
+            return self.tree_step.rows.rope.tolist()
+
+    module = SimpleNamespace(CapturedDecoder=CapturedDecoder)
+    monkeypatch.setattr(row_faults, "captured_module", lambda name: module)
+    captured = CapturedDecoder()
+    with fault("off-by-one position").apply() as mutation:
+        assert captured.verify(None, None) == [1, 2, 3, 0]
+    assert captured.verify(None, None) == [0, 1, 2, 3] and mutation.count == 1

@@ -54,10 +54,12 @@ def position_off_by_one(mutation: Mutation) -> list[AbstractContextManager]:
     def captured_verify(verify):
         def wrapped(self, state, proposal):
             mutation.count += 1
-            right = self.model.rope.clone()
-            self.model.rope.copy_(right.roll(-1, 0))
+            # The rows keep the table that the model had at their capture.
+            table = self.tree_step.rows.rope
+            right = table.clone()
+            table.copy_(right.roll(-1, 0))
             verified = verify(self, state, proposal)
-            self.model.rope.copy_(right)  # on the device's own time, after the step
+            table.copy_(right)  # on the device's own time, after the step
             return verified
 
         return wrapped
