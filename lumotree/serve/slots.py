@@ -1,4 +1,7 @@
-"""State slots: one per active request, all made at start-up, so that admission cannot fail."""
+"""State slots: one per active request, all made at start-up, so that admission allocates none.
+
+What a prefill needs beside its slot is not counted.
+"""
 
 from __future__ import annotations
 
@@ -88,11 +91,15 @@ def make_slots(
                 state = decoder.reserve(context)
         except RequestError as error:
             raise LumoTreeError(f"slot {number} of {active}: {error.message}", hint) from None
-        needed = active * state.nbytes + store.budget
+        left = active
+        if engine.model.device.type == "cuda":
+            # What the slots took is known, with the buffers and graphs of captured steps.
+            free, left = free_bytes(engine.model.device), active - number
+        needed = left * state.nbytes + store.budget
         if free is not None and needed > free:
             raise LumoTreeError(
-                f"{active} slots of {context} tokens and the prefix store need "
-                f"{needed >> 20} MiB; {free >> 20} MiB are free",
+                f"{left} {'more ' if left < active else ''}slots of {context} tokens and the "
+                f"prefix store need {needed >> 20} MiB; {free >> 20} MiB are free",
                 hint,
             )
         slots.append(Slot(decoder))
