@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+from lumotree.model.checkpoint import EMBEDDED
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
 
 
 @dataclass(frozen=True)
@@ -106,6 +116,13 @@ def save_tiny(
     (folder / "config.json").write_text(json.dumps(raw))
     save_file(tensors, str(folder / "model.safetensors"))
     return model
+
+
+def save_speaking(folder: Path, mtp: bool = True) -> None:
+    """A random three-layer checkpoint with the embedded model's tokenizer: it serves requests."""
+    save_tiny(folder, Geometry(vocab=4096), mtp=mtp)
+    for name in TOKENIZER_FILES:
+        shutil.copy(EMBEDDED / name, folder / name)
 
 
 def random_mtp(geometry: Geometry, dtype: torch.dtype) -> dict[str, torch.Tensor]:

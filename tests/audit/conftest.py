@@ -1,5 +1,4 @@
 import random
-import shutil
 from pathlib import Path
 
 import pytest
@@ -7,26 +6,16 @@ import torch
 
 from lumotree.audit.prompts import Prompt
 from lumotree.engine import Engine
-from lumotree.model.checkpoint import EMBEDDED
-from tests.tiny import Geometry, save_tiny
+from tests.tiny import save_speaking
 
 torch.set_num_threads(1)
-
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "generation_config.json",
-)
 
 
 @pytest.fixture(scope="session")
 def speaking(tmp_path_factory) -> Path:
     """A random three-layer checkpoint with the embedded model's tokenizer."""
     folder = tmp_path_factory.mktemp("speaking")
-    save_tiny(folder, Geometry(vocab=4096, conv=4))
-    for name in TOKENIZER_FILES:
-        shutil.copy(EMBEDDED / name, folder / name)
+    save_speaking(folder)
     return folder
 
 

@@ -1,4 +1,3 @@
-import shutil
 from pathlib import Path
 
 import pytest
@@ -7,18 +6,11 @@ from hypothesis import settings
 
 from lumotree.engine import Engine
 from lumotree.model.checkpoint import EMBEDDED
-from tests.tiny import Geometry, save_tiny
+from tests.tiny import Geometry, save_speaking, save_tiny
 
 settings.register_profile("core", derandomize=True, deadline=None, print_blob=False, database=None)
 settings.load_profile("core")
 torch.set_num_threads(1)
-
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "generation_config.json",
-)
 
 
 @pytest.fixture(scope="session")
@@ -33,9 +25,7 @@ def tiny_folder(tmp_path_factory) -> Path:
 def speaking_folder(tmp_path_factory) -> Path:
     """A random checkpoint with the embedded model's tokenizer: it can serve requests."""
     folder = tmp_path_factory.mktemp("speaking")
-    save_tiny(folder, Geometry(vocab=4096, conv=4))
-    for name in TOKENIZER_FILES:
-        shutil.copy(EMBEDDED / name, folder / name)
+    save_speaking(folder)
     return folder
 
 

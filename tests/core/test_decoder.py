@@ -1,6 +1,5 @@
 """Arms differ in speed and in nothing else; requests end where they must."""
 
-import shutil
 import time
 
 import pytest
@@ -8,13 +7,11 @@ import torch
 
 from lumotree.engine import DecoderConfig, Engine
 from lumotree.errors import CheckpointError, LumoTreeError, RequestError
-from lumotree.model.checkpoint import EMBEDDED
 from lumotree.request import SOURCES, SamplingParams
 from lumotree.text import StreamDecoder
 from lumotree.tree import tree_from_name
-from tests.core.conftest import TOKENIZER_FILES
 from tests.core.support import AR, Scripted, decode, plain, prefill, random_tokens
-from tests.tiny import Geometry, save_tiny
+from tests.tiny import save_speaking
 
 FORK = "-1,0,0,0,1,1,2,4,4,6,7,9"
 COMB = "-1,0,1,2,3,0,1,2,3,4,4"
@@ -301,9 +298,7 @@ def test_prompts_that_cannot_run(engines, prompt, said):
 
 
 def test_an_arm_that_drafts_needs_a_draft_head(tmp_path):
-    save_tiny(tmp_path, Geometry(vocab=4096), mtp=False)
-    for name in TOKENIZER_FILES:
-        shutil.copy(EMBEDDED / name, tmp_path / name)
+    save_speaking(tmp_path, mtp=False)
     engine = Engine.load(str(tmp_path), device="cpu")
     assert not engine.has_mtp and not engine.description()["has_mtp"]
     with pytest.raises(CheckpointError, match="mtp"):

@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-import torch
 
-SCENES = Path(__file__).with_name("attention_scenes.py")
+from tests.ops.running import needs_device, needs_triton, run_scenes
+
+SCENES = "attention_scenes.py"
 NAMES = ["prepare", "attend", "stock", "move"]
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="triton is not installed"
-)
 
 
-def run(device: str, *names: str, **environment: str) -> None:
-    done = subprocess.run(
-        [sys.executable, str(SCENES), device, *names],
-        env={**os.environ, **environment},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-
-
+@needs_triton
 def test_in_the_interpreter():
-    run("cpu", *NAMES, TRITON_INTERPRET="1")
+    run_scenes(SCENES, "cpu", *NAMES, TRITON_INTERPRET="1")
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
+@needs_device
 @pytest.mark.parametrize("name", NAMES)
 def test_on_the_device(name):
-    run("cuda", name)
+    run_scenes(SCENES, "cuda", name)

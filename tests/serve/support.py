@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 from lumotree.engine import DecoderConfig, Engine
-from lumotree.model.checkpoint import EMBEDDED
 from lumotree.serve.server import ModelServer, Stopping, listening
 from lumotree.serve.settings import ServeSettings
-from tests.tiny import Geometry, save_tiny
-
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "generation_config.json",
-)
+from tests.tiny import save_speaking
 
 
 def speaking_folder(tmp_path_factory) -> Path:
     """A random three-layer model with the embedded model's tokenizer: quick, and nonsense."""
     folder = tmp_path_factory.mktemp("speaking")
-    save_tiny(folder, Geometry(vocab=4096))
-    for name in TOKENIZER_FILES:
-        shutil.copy(EMBEDDED / name, folder / name)
+    save_speaking(folder)
     return folder
 
 
