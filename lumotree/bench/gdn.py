@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from lumotree.bench.inputs import float64_rows, native_rows, random_operands, random_states
-from lumotree.bench.timing import Protocol, Spread, captured, time_stages
+from lumotree.bench.timing import Protocol, Spread, time_stages
+from lumotree.captured.graph import capture
 from lumotree.ops.gdn import Geometry, Path
 from lumotree.ops.table import has_kernels
 from lumotree.tree import TreeDescriptor, tree_from_name
@@ -191,7 +192,7 @@ def time_row(
     eager_ms = eager and time_stages(stages, before, case.device, eager)
     if case.device.type != "cuda":
         return None, eager_ms
-    graphs = {name: captured(stage) for name, stage in stages.items()}
+    graphs = {name: capture(stage) for name, stage in stages.items()}
     replays = {name: graph.replay for name, graph in graphs.items()}
     return time_stages(replays, before, case.device, protocol), eager_ms
 

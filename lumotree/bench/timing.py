@@ -88,18 +88,3 @@ def _marks_cuda(stages: dict[str, Callable[[], object]]) -> list[float]:
         event.record()
     torch.cuda.synchronize()
     return [events[0].elapsed_time(event) for event in events]
-
-
-def captured(stage: Callable[[], object]) -> torch.cuda.CUDAGraph:
-    """A graph of `stage`, after runs on a side stream that load and allocate what it needs."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            stage()
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        stage()
-    return graph

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lumotree.captured.draft import DraftPasses
-from lumotree.captured.graph import Captured
+from lumotree.captured.graph import replayable
 from lumotree.captured.rows import StepRows
 from lumotree.captured.step import RequestBuffers, VerifyStep
 from lumotree.decoder import Decoder, Run, Verified
@@ -239,7 +239,7 @@ class CapturedDecoder(Decoder):
         pool = torch.cuda.graph_pool_handle() if pin else None
         self.request.length.zero_()
         step.selector.result.zero_()
-        self.graphs = {name: Captured(stage, device, pool) for name, stage in work.items()}
+        self.graphs = {name: replayable(stage, device, pool) for name, stage in work.items()}
         self.request.history.generated.zero_()
 
     @contextmanager

@@ -7,29 +7,28 @@ from collections.abc import Callable
 import torch
 
 
-class Captured:
-    """`work` as a CUDA graph, called on construction to warm up and again to be captured.
+def capture(work: Callable[[], object], pool=None) -> torch.cuda.CUDAGraph:
+    """A graph of `work`, after runs on a side stream that load and allocate what it needs.
 
-    `work` takes nothing, returns nothing and reads fixed addresses; tensors that it leaves
-    behind as attributes are those of the capture. Graphs of one `pool` may share memory that
-    none of them leaves behind, so they run one at a time, on one stream.
+    Tensors that `work` leaves behind are those of the capture. Graphs of one `pool` may share
+    memory that none of them leaves behind, so they run one at a time, on one stream.
     """
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        work()
+    return graph
 
-    def __init__(self, work: Callable[[], None], device: torch.device, pool=None) -> None:
-        self._run = work
-        if device.type != "cuda":
-            return
-        with torch.cuda.device(device):
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                work()
-            torch.cuda.current_stream().wait_stream(side)
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                work()
-        self._run = graph.replay
 
-    def __call__(self) -> None:
-        self._run()
+def replayable(work: Callable[[], None], device: torch.device, pool=None) -> Callable[[], None]:
+    """`work`, which reads fixed addresses, as the replay of a graph on CUDA; itself elsewhere."""
+    if device.type != "cuda":
+        return work
+    with torch.cuda.device(device):
+        return capture(work, pool).replay

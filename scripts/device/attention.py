@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch  # noqa: E402
 import triton  # noqa: E402
 
-from lumotree.bench.timing import captured  # noqa: E402
+from lumotree.captured.graph import capture  # noqa: E402
 from lumotree.ops import reference as ops  # noqa: E402
 from lumotree.ops.attention import TreeAttention  # noqa: E402
 from lumotree.ops.attention_define import (  # noqa: E402
@@ -178,7 +178,7 @@ def check_move(step: Step) -> int:
 
 def timed(stage, replays: int = 50) -> float:
     """Median microseconds a layer of a graph of `stage`, which runs all layers."""
-    graph = captured(stage)
+    graph = capture(stage)
     scratch = torch.empty(256 * 2**20, dtype=torch.uint8, device=DEVICE)
     marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(replays + 5)]
     for start, stop in marks:

@@ -24,7 +24,8 @@ sys.path.insert(0, str(File(__file__).resolve().parents[2]))
 import torch  # noqa: E402
 
 from lumotree.bench import gdn as bench  # noqa: E402
-from lumotree.bench.timing import Protocol, captured, time_stages  # noqa: E402
+from lumotree.bench.timing import Protocol, time_stages  # noqa: E402
+from lumotree.captured.graph import capture  # noqa: E402
 from lumotree.ops.gdn import GEOMETRIES, Path  # noqa: E402
 from lumotree.verifiers import NAMES  # noqa: E402
 from lumotree.verifiers.path_scan import PathScan  # noqa: E402
@@ -103,12 +104,12 @@ def smaller_trees(case: bench.Case, launch) -> dict[str, dict]:
         states = case.states.clone()
         path = Path.of(tree, tree.root_paths[-1], case.device)
         graphs = {
-            "verify": captured(
+            "verify": capture(
                 lambda v=verifier, s=states, all_=operands: [
                     v.verify(i, s, o) for i, o in enumerate(all_)
                 ]
             ),
-            "publish": captured(lambda v=verifier, s=states, p=path: v.publish(s, p)),
+            "publish": capture(lambda v=verifier, s=states, p=path: v.publish(s, p)),
         }
         stages = {k: g.replay for k, g in graphs.items()}
         times = time_stages(stages, lambda i: None, case.device, SHORT)
