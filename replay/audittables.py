@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
+
+from replay.tables import plain_table
 
 UNITS = {"component": "set", "continuation": "cycle", "sampler": "step", "soak": "request"}
 
@@ -63,7 +64,7 @@ def verdict(found: dict[str, Any]) -> str:
 
 def line_table(found: dict[str, Any]) -> Table:
     """One row per kind of check, seeds together."""
-    table = _table("Audits")
+    table = plain_table("Audits")
     for name in ("audit", "check"):
         table.add_column(name, overflow="fold")
     table.add_column("passed", justify="right", no_wrap=True)
@@ -96,7 +97,7 @@ def merged_lines(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 def fault_table(faults: Sequence[dict[str, Any]]) -> Table:
     """Faults down, audits across: how often seen at once, and where first."""
-    table = _table("Planted faults")
+    table = plain_table("Planted faults")
     audits = list(dict.fromkeys(entry["audit"] for entry in faults))
     for name in ("fault", "must be seen by", *audits):
         table.add_column(name, overflow="fold")
@@ -144,13 +145,3 @@ def figure(value: float | None) -> str:
     if value is None:
         return "not finite"
     return f"{value:.0f}" if value == int(value) and abs(value) < 1e6 else f"{value:.2e}"
-
-
-def _table(title: str) -> Table:
-    return Table(
-        box=box.SIMPLE_HEAD,
-        title=title,
-        title_justify="left",
-        padding=(0, 1, 0, 0),
-        show_edge=False,
-    )

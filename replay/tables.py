@@ -29,7 +29,7 @@ def pooled_table(summary: dict[str, Any]) -> Table:
     comparisons = {entry["arm"]: entry for entry in summary["comparisons"]}
     baseline = next((entry["baseline"] for entry in comparisons.values()), "baseline")
     label = summary.get("label")
-    table = _table(f"Pooled decode rate: {label}" if label else "Pooled decode rate")
+    table = plain_table(f"Pooled decode rate: {label}" if label else "Pooled decode rate")
     table.add_column("arm", overflow="fold", min_width=12, max_width=28)
     for name in (
         "tok/s",
@@ -68,7 +68,7 @@ def comparison_table(comparisons: list[dict[str, Any]], title: str) -> Table | N
     if not comparisons:
         return None
     baselines = {entry["baseline"] for entry in comparisons}
-    table = _table(title)
+    table = plain_table(title)
     table.add_column("arm", overflow="fold", min_width=10, max_width=28)
     if len(baselines) > 1:
         table.add_column("against", overflow="fold", min_width=10, max_width=28)
@@ -105,7 +105,7 @@ def _drift(entry: dict[str, Any]) -> str:
 
 def rate_table(runs: dict[str, Any]) -> Table:
     """Pooled and per-request-equal rates of every arm of the compared runs, side by side."""
-    table = _table("Decode rates, tok/s")
+    table = plain_table("Decode rates, tok/s")
     table.add_column("arm", overflow="fold", min_width=12, max_width=40)
     for name in ("pooled", "per-request equal", "A/A floor"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -143,7 +143,7 @@ def print_comparison(out: Console, found: dict[str, Any]) -> None:
 
 def breakeven_table(rows: list[dict[str, Any]]) -> Table:
     """The break-even map: cost and gain of each tree; `eaten` is publishing's share of the gain."""
-    table = _table("Break-even map, ms per step")
+    table = plain_table("Break-even map, ms per step")
     table.add_column("tree", overflow="fold", min_width=12, max_width=22)
     for name in (
         "rows", "depth", "draft", "verify", "publish", "sum", "tok/\nstep", "break\neven",
@@ -200,7 +200,7 @@ def phase_table(summary: dict[str, Any]) -> Table | None:
     measured = {n: a for n, a in summary["arms"].items() if a["phases_ms_per_step"]}
     if not measured:
         return None
-    table = _table("Phases, ms per step")
+    table = plain_table("Phases, ms per step")
     table.add_column("arm", overflow="fold", min_width=12, max_width=28)
     for name in (*PHASES, "sum"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -238,7 +238,8 @@ def print_run(out: Console, summary: dict[str, Any]) -> None:
     out.print(headline(summary))
 
 
-def _table(title: str) -> Table:
+def plain_table(title: str) -> Table:
+    """An empty table in the look of all of them."""
     return Table(
         box=box.SIMPLE_HEAD,
         title=title,
@@ -254,7 +255,7 @@ def _number(value: float | None) -> str:
 
 def paper_table(data: PageTable) -> Table:
     """A table of `replay.paper_tables` for a terminal."""
-    table = _table(data.title)
+    table = plain_table(data.title)
     for (name, unit), right in zip(data.columns, data.numeric, strict=True):
         heading = f"{name}\n{unit}" if unit else name
         table.add_column(heading, justify="right" if right else "left", overflow="fold")

@@ -72,64 +72,43 @@ def component(
     _run(("component",), options, out, as_json, quiet)
 
 
-@app.command("continuation", epilog="Example: lumotree audit continuation --faults")
-def continuation(
-    model: str = Model,
-    dtype: str = Dtype,
-    device: str = Device,
-    rows: str = Rows,
-    threads: int = Threads,
-    corpus: str = Corpus,
-    seed: int = Seed,
-    seeds: int = Seeds,
-    quick: bool = Quick,
-    faults: bool = Faults,
-    out: Path = Out,
-    as_json: bool = Json,
-    quiet: bool = Quiet,
-) -> None:
-    """The whole model over forced paths: every surface of the state, cycle by cycle."""
-    _run(("continuation",), _options(locals()), out, as_json, quiet)
+def whole_model(audit: str, example: str, help: str) -> None:
+    """Adds the command of one audit over a model; their options are the same."""
+
+    @app.command(audit, epilog=f"Example: lumotree audit {example}", help=help)
+    def command(
+        model: str = Model,
+        dtype: str = Dtype,
+        device: str = Device,
+        rows: str = Rows,
+        threads: int = Threads,
+        corpus: str = Corpus,
+        seed: int = Seed,
+        seeds: int = Seeds,
+        quick: bool = Quick,
+        faults: bool = Faults,
+        out: Path = Out,
+        as_json: bool = Json,
+        quiet: bool = Quiet,
+    ) -> None:
+        _run((audit,), _options(locals()), out, as_json, quiet)
 
 
-@app.command("sampler", epilog="Example: lumotree audit sampler --seeds 20 --quick")
-def sampler(
-    model: str = Model,
-    dtype: str = Dtype,
-    device: str = Device,
-    rows: str = Rows,
-    threads: int = Threads,
-    corpus: str = Corpus,
-    seed: int = Seed,
-    seeds: int = Seeds,
-    quick: bool = Quick,
-    faults: bool = Faults,
-    out: Path = Out,
-    as_json: bool = Json,
-    quiet: bool = Quiet,
-) -> None:
-    """Output distribution: exact enumeration, captured steps, many walks, independent seeds."""
-    _run(("sampler",), _options(locals()), out, as_json, quiet)
-
-
-@app.command("soak", epilog="Example: lumotree audit soak")
-def soak(
-    model: str = Model,
-    dtype: str = Dtype,
-    device: str = Device,
-    rows: str = Rows,
-    threads: int = Threads,
-    corpus: str = Corpus,
-    seed: int = Seed,
-    seeds: int = Seeds,
-    quick: bool = Quick,
-    faults: bool = Faults,
-    out: Path = Out,
-    as_json: bool = Json,
-    quiet: bool = Quiet,
-) -> None:
-    """10,000 tokens over random trees and 500 requests in one slot, against plain decoding."""
-    _run(("soak",), _options(locals()), out, as_json, quiet)
+whole_model(
+    "continuation",
+    "continuation --faults",
+    "The whole model over forced paths: every surface of the state, cycle by cycle.",
+)
+whole_model(
+    "sampler",
+    "sampler --seeds 20 --quick",
+    "Output distribution: exact enumeration, captured steps, many walks, independent seeds.",
+)
+whole_model(
+    "soak",
+    "soak",
+    "10,000 tokens over random trees and 500 requests in one slot, against plain decoding.",
+)
 
 
 @app.command("faults", epilog="Example: lumotree audit faults --seeds 10")
