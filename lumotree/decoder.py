@@ -338,10 +338,11 @@ class Decoder:
             if len(self._path_tensors) >= MAX_INDICES:
                 self._path_tensors.clear()
             deepest = max(tree.depth)
-            below = [[*p[1:], *[-1] * (deepest - len(p) + 1)] for p in tree.root_paths]
             device = self.model.device
             self._path_tensors[tree] = (
-                torch.tensor(below, dtype=torch.long, device=device).view(len(tree), deepest),
+                torch.tensor(tree.drafts_above, dtype=torch.long, device=device).view(
+                    len(tree), deepest
+                ),
                 torch.tensor(tree.depth, device=device),
             )
         below, depth = self._path_tensors[tree]

@@ -72,6 +72,12 @@ class TreeDescriptor:
         return tuple(paths)
 
     @cached_property
+    def drafts_above(self) -> tuple[tuple[int, ...], ...]:
+        """`root_paths` without the root, each padded with -1 to the length of the longest."""
+        deepest = max(self.depth)
+        return tuple((*p[1:], *(-1,) * (deepest - len(p) + 1)) for p in self.root_paths)
+
+    @cached_property
     def height(self) -> tuple[int, ...]:
         """Edges between each row and the deepest row below it."""
         height = [0] * len(self)

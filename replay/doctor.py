@@ -154,15 +154,8 @@ def kernel_launches(
     from lumotree.ops.gdn import Geometry
 
     dk, dv = config.linear_key_head_dim, config.linear_value_head_dim
-    geometry = Geometry(
-        config.num_linear_layers,
-        config.linear_num_value_heads,
-        config.linear_num_key_heads,
-        dk,
-        dv,
-    )
     chosen = {
-        "gdn": gdn_triton.choose(geometry, device),
+        "gdn": gdn_triton.choose(Geometry.of(config), device),
         "attention": attention_launch.choose(config.head_dim, dtype, device),
         "prefill gdn": prefill.choose_delta(dk, dv, dtype, device),
         "prefill attention": prefill.choose_attention(config.head_dim, dtype, device),

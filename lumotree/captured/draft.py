@@ -52,7 +52,7 @@ class DraftPasses:
         self.refill_rows = see(chain, self.start)
         root = tree_from_name("root")
         self.pass_rows = [see(root, slot) for slot in self.slots]
-        self.top = TopCandidates(1, vocab, min(vocab, model.live_vocab), device)
+        self.top = TopCandidates(1, vocab, live=vocab, device=device)
 
     def feed(self, hidden: Tensor, token: int) -> None:
         """Takes the prompt's last hidden row [1, hidden size] and the first pending token."""

@@ -49,7 +49,8 @@ class VerifyStep:
         self.tokens = self.upload[: 4 * padded].view(torch.int32)
         self.active = self.upload[4 * padded :]
         self.active[0] = 1
-        self.selector = Selector(tree, model.config.vocab_size, model.live_vocab, device)
+        vocab = model.config.vocab_size
+        self.selector = Selector(tree, vocab, live=vocab, device=device)
         self.hidden: Tensor | None = None
         self.logits: Tensor | None = None
 

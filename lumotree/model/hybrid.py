@@ -40,8 +40,6 @@ class HybridModel:
         self.kernels = has_kernels(device)
         self.kv_dtype = dtype if self.kernels else torch.float32
         self.prefill_chunk = DEVICE_PREFILL_CHUNK if self.kernels else PREFILL_CHUNK
-        # Ids that may be emitted: all, unless the checkpoint's vocabulary is padded.
-        self.live_vocab = config.vocab_size
         self.embedding = take(f"{trunk}embed_tokens.weight", (config.vocab_size, h))
         seen = dict.fromkeys(config.layer_types, 0)
         self.layers: list[DecoderLayer] = []

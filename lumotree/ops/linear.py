@@ -39,9 +39,8 @@ from lumotree.ops.linear_kernels import (
     swiglu_kernel,
 )
 from lumotree.ops.reference import Norm
+from lumotree.tree import MAX_ROWS
 
-# Rows a product takes. A prompt has more: a library's product serves it better.
-MAX_ROWS = 128
 # Narrow side of the matrix instruction for this many rows or fewer.
 MIN_ROWS = 16
 SUM_BLOCK = 1024
@@ -156,7 +155,7 @@ def _aligned(x: Tensor) -> bool:
 
 def _checked(x: Tensor, weight: Tensor) -> Tensor:
     """x with contiguous K; raises ValueError if it and the weight do not fit."""
-    if x.shape[0] > MAX_ROWS:
+    if x.shape[0] > MAX_ROWS:  # a prompt, which a library's product serves better
         raise ValueError(f"{x.shape[0]} rows, at most {MAX_ROWS} have kernels: use torch.mm")
     if x.shape[1] != weight.shape[1]:
         raise ValueError(f"rows of {x.shape[1]} values for a weight of {weight.shape[1]} columns")

@@ -162,8 +162,7 @@ class Selector:
         def empty(*shape: int, dtype=torch.int32) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
 
-        below = [[*p[1:], *[-1] * (self.depth - len(p) + 1)] for p in tree.root_paths]
-        self.paths = table(below) if self.depth else table([[-1]])
+        self.paths = table(tree.drafts_above if self.depth else [[-1]])
         self.depths, self.parents = table(tree.depth), table(tree.parents)
         above = torch.zeros(rows, rows, dtype=torch.uint8)
         for row, path in enumerate(tree.root_paths):

@@ -78,10 +78,10 @@ class PathScan(Verifier):
         tree: TreeDescriptor,
         geometry: Geometry,
         device: torch.device,
-        value_dtype: torch.dtype = torch.bfloat16,
+        *options,
         launch=None,
     ) -> None:
-        super().__init__(tree, geometry, device, value_dtype)
+        super().__init__(tree, geometry, device, *options)
         self.ring = OperandRing(self)
         self.kernels = None
         self.cuts = None
