@@ -59,7 +59,8 @@ class Limits:
         parts, size, more = [], 0, True
         while more:
             try:
-                message = await asyncio.wait_for(receive(), self._idle_s)
+                async with asyncio.timeout(self._idle_s):
+                    message = await receive()
             except TimeoutError:
                 raise ApiError(408, "the request body did not arrive in time") from None
             if message["type"] == "http.disconnect":

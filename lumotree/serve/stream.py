@@ -50,14 +50,16 @@ class EventStream(Response):
         except (TimeoutError, OSError):
             pass  # left, or stopped reading: nobody is there to be told
         finally:
+            self._abandon()
             for task in (sending, leaving):
                 task.cancel()
             await asyncio.gather(sending, leaving, return_exceptions=True)
-            self._abandon()
 
     async def _send(self, send: Any) -> None:
         async def put(message: dict[str, Any]) -> None:
-            await asyncio.wait_for(send(message), self._idle_s)
+            # Not wait_for: before Python 3.12 it can lose the cancellation of this task.
+            async with asyncio.timeout(self._idle_s):
+                await send(message)
 
         await put({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
         async for chunk in self._chunks:
