@@ -13,7 +13,6 @@ from lumotree.ops import linear as skinny
 from lumotree.ops import prefill
 from lumotree.ops.linear import pack, rms_norm
 from lumotree.ops.reference import Norm
-from lumotree.tree import MAX_ROWS
 
 __all__ = ["first", "linear", "linear_add_norm", "linear_swiglu", "pack", "rms_norm"]
 
@@ -23,13 +22,13 @@ def first(packed: Tensor, outputs: int) -> Tensor:
 
 
 def linear(x: Tensor, packed: Tensor) -> Tensor:
-    if x.shape[0] <= MAX_ROWS:
+    if x.shape[0] <= skinny.MAX_STEP_ROWS:
         return skinny.linear(x, packed)
     return torch.mm(x, packed.t())
 
 
 def linear_swiglu(x: Tensor, packed: Tensor) -> Tensor:
-    if x.shape[0] <= MAX_ROWS:
+    if x.shape[0] <= skinny.MAX_STEP_ROWS:
         return skinny.linear_swiglu(x, packed)
     return prefill.swiglu(torch.mm(x, packed.t()))
 
@@ -37,7 +36,7 @@ def linear_swiglu(x: Tensor, packed: Tensor) -> Tensor:
 def linear_add_norm(
     residual: Tensor, x: Tensor, packed: Tensor, norm: Norm
 ) -> tuple[Tensor, Tensor]:
-    if x.shape[0] <= MAX_ROWS:
+    if x.shape[0] <= skinny.MAX_STEP_ROWS:
         return skinny.linear_add_norm(residual, x, packed, norm)
     total = torch.addmm(residual, x, packed.t())
     return total, rms_norm(total, norm)

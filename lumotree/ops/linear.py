@@ -1,4 +1,4 @@
-"""Matrix products of a decode step, 1 to 128 rows, and the norms behind them, as Triton kernels.
+"""Matrix products of a decode step, 1 to 512 rows, and the norms behind them, as Triton kernels.
 
 Weights stay as checkpoints store them, [N, K] with contiguous K. Definitions: `linear`,
 `linear_add`, `swiglu` and `rms_norm` of lumotree.ops.reference. A row's bits depend neither on
@@ -39,10 +39,11 @@ from lumotree.ops.linear_kernels import (
     swiglu_kernel,
 )
 from lumotree.ops.reference import Norm
-from lumotree.tree import MAX_ROWS
 
-# Narrow side of the matrix instruction for this many rows or fewer.
-MIN_ROWS = 16
+# Narrow side of the matrix instruction for this many rows or fewer, and at most.
+MIN_ROWS, TALLEST = 16, 128
+# Rows of a step: those of several requests together. More are a prompt.
+MAX_STEP_ROWS = 512
 SUM_BLOCK = 1024
 
 
@@ -131,7 +132,7 @@ def pack(weight: Tensor) -> Tensor:
 
 
 def _row_block(rows: int) -> int:
-    return max(MIN_ROWS, triton.next_power_of_2(rows))
+    return min(TALLEST, max(MIN_ROWS, triton.next_power_of_2(rows)))
 
 
 @lru_cache(maxsize=64)
@@ -155,8 +156,8 @@ def _aligned(x: Tensor) -> bool:
 
 def _checked(x: Tensor, weight: Tensor) -> Tensor:
     """x with contiguous K; raises ValueError if it and the weight do not fit."""
-    if x.shape[0] > MAX_ROWS:  # a prompt, which a library's product serves better
-        raise ValueError(f"{x.shape[0]} rows, at most {MAX_ROWS} have kernels: use torch.mm")
+    if x.shape[0] > MAX_STEP_ROWS:  # a prompt, which a library's product serves better
+        raise ValueError(f"{x.shape[0]} rows, at most {MAX_STEP_ROWS} have kernels: use torch.mm")
     if x.shape[1] != weight.shape[1]:
         raise ValueError(f"rows of {x.shape[1]} values for a weight of {weight.shape[1]} columns")
     if x.dtype != weight.dtype:
@@ -174,7 +175,7 @@ def _launch(x: Tensor, weight: Tensor, out: Tensor, block: Block, halves: int) -
     """out = the product of x and the weight, or of its halves by `swiglu`."""
     rows, width = x.shape
     n, tall = weight.shape[0] // halves, _row_block(rows)
-    grid = (triton.cdiv(n, block.n), block.splits)
+    grid = (triton.cdiv(rows, tall), triton.cdiv(n, block.n), block.splits)
     pdl, aligned = _pdl(x.device), _aligned(x) and _aligned(weight)
     options = dict(
         ROWS=tall, BLOCK_N=block.n, BLOCK_K=block.k, num_warps=block.warps, **_start(pdl)
@@ -199,7 +200,7 @@ def _launch(x: Tensor, weight: Tensor, out: Tensor, block: Block, halves: int) -
         TMA=aligned,
         EVEN=width % block.k == 0,
         PDL=pdl,
-        WIDE=x.device.type == "cpu",
+        WIDE=bool(triton.knobs.runtime.interpret),
         num_stages=stages,
         **options,
     )  # fmt: skip
@@ -221,7 +222,7 @@ def linear(
     """x [rows, K], packed [N, K] -> [rows, N] in out_dtype (x's), rounded once from float32.
 
     Raises ValueError, as do the products below, when shapes or dtypes do not fit or there are more
-    than MAX_ROWS rows.
+    than MAX_STEP_ROWS rows.
     """
     x, dtype = _checked(x, packed), out_dtype or x.dtype
     block = block or _chosen(x, packed)

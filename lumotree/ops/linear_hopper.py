@@ -47,8 +47,9 @@ def hopper_kernel(
     EARLY: gl.constexpr,  # the next kernel may begin at once, not only when loads are done
     num_warps: gl.constexpr,
 ):
-    row0 = gl.program_id(0) * BLOCK_N
-    split = gl.program_id(1)
+    x0 = gl.program_id(0) * ROWS
+    row0 = gl.program_id(1) * BLOCK_N
+    split = gl.program_id(2)
     steps = (K + BLOCK_K - 1) // BLOCK_K
     first = steps * split // splits
     last = steps * (split + 1) // splits
@@ -68,7 +69,7 @@ def hopper_kernel(
     gdc_wait()
     for slot in gl.static_range(STAGES):
         tma.async_copy_global_to_shared(
-            x, [0, (first + slot) * BLOCK_K], bars.index(slot), x_tiles.index(slot),
+            x, [x0, (first + slot) * BLOCK_K], bars.index(slot), x_tiles.index(slot),
             first + slot < last,
         )  # fmt: skip
     layout: gl.constexpr = gl.NVMMADistributedLayout(
@@ -93,7 +94,7 @@ def hopper_kernel(
         bar = bars.index(free)
         _load_weight(w, row0, after, BLOCK_K, HALVES, N, bar, w_tiles, free, more, BYTES)
         tma.async_copy_global_to_shared(
-            x, [0, after * BLOCK_K], bar, x_tiles.index(free), more
+            x, [x0, after * BLOCK_K], bar, x_tiles.index(free), more
         )  # fmt: skip
     if HALVES == 2:
         acc, up = warpgroup_mma_wait(0, deps=(acc, up))
@@ -109,6 +110,6 @@ def hopper_kernel(
     store: gl.constexpr = gl.BlockedLayout([BLOCK_N // 32, 1], [32, 1], [1, num_warps], [0, 1])
     out = gl.convert_layout(acc.to(result), store)
     n = row0 + gl.arange(0, BLOCK_N, gl.SliceLayout(1, store))
-    row = gl.arange(0, ROWS, gl.SliceLayout(0, store))
-    to = out_ptr + split * rows * N + row[None, :] * N + n[:, None]
+    row = x0 + gl.arange(0, ROWS, gl.SliceLayout(0, store))
+    to = out_ptr + split.to(gl.int64) * rows * N + row[None, :] * N + n[:, None]
     gl.store(to, out, mask=(n < N)[:, None] & (row < rows)[None, :])

@@ -4,6 +4,9 @@ out^T = W x^T: a tile of the weight's rows stands on the wide side of the matrix
 the few rows of x on its narrow side, so that nearly all shared memory and all loads in flight
 belong to the weight, whose bytes are what the product costs.
 
+Programs that share a weight tile are neighbours in the grid: more rows than one program holds
+read it from L2.
+
 Bits: an output element is one chain over k in steps of BLOCK_K, within its share of K; shares
 (splits) are added in order by the kernels that read the partial sums. Neither depends on the row
 count, which only sets the narrow side of the instruction and a mask.
@@ -52,7 +55,7 @@ def linear_kernel(
     N,
     K,
     stride,
-    ROWS: tl.constexpr,  # power of two, at least `rows`
+    ROWS: tl.constexpr,  # rows of a program, a power of two
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     TMA: tl.constexpr,
@@ -60,24 +63,25 @@ def linear_kernel(
     PDL: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    row0 = tl.program_id(0) * BLOCK_N
-    split = tl.program_id(1)
+    x0 = tl.program_id(0) * ROWS
+    row0 = tl.program_id(1) * BLOCK_N
+    split = tl.program_id(2)
     steps = tl.cdiv(K, BLOCK_K)
-    first = steps * split // tl.num_programs(1)
-    last = steps * (split + 1) // tl.num_programs(1)
+    first = steps * split // tl.num_programs(2)
+    last = steps * (split + 1) // tl.num_programs(2)
     if PDL:
         gdc_wait()
     acc = tl.zeros([BLOCK_N, ROWS], tl.float32)
     for step in range(first, last):
         k = step * BLOCK_K
         weight = _tile(w, row0, k, N, K, K, BLOCK_N, BLOCK_K, TMA, EVEN, "evict_first")
-        tile = _tile(x, 0, k, rows, K, stride, ROWS, BLOCK_K, TMA, EVEN, "")
+        tile = _tile(x, x0, k, rows, K, stride, ROWS, BLOCK_K, TMA, EVEN, "")
         acc = _dot(weight, tile, acc, WIDE)
     if PDL:
         gdc_launch_dependents()
     n = row0 + tl.arange(0, BLOCK_N)
-    row = tl.arange(0, ROWS)
-    to = out_ptr + split * rows * N + row[None, :] * N + n[:, None]
+    row = x0 + tl.arange(0, ROWS)
+    to = out_ptr + split.to(tl.int64) * rows * N + row[None, :] * N + n[:, None]
     tl.store(to, acc.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None] & (row < rows)[None, :])
 
 
@@ -99,14 +103,15 @@ def swiglu_kernel(
     WIDE: tl.constexpr,
 ):
     """silu(gate) * up, rounded where the definition rounds: both products, silu, the result."""
-    row0 = tl.program_id(0) * BLOCK_N
+    x0 = tl.program_id(0) * ROWS
+    row0 = tl.program_id(1) * BLOCK_N
     if PDL:
         gdc_wait()
     gate = tl.zeros([BLOCK_N, ROWS], tl.float32)
     up = tl.zeros([BLOCK_N, ROWS], tl.float32)
     for step in range(0, tl.cdiv(K, BLOCK_K)):
         k = step * BLOCK_K
-        tile = _tile(x, 0, k, rows, K, stride, ROWS, BLOCK_K, TMA, EVEN, "")
+        tile = _tile(x, x0, k, rows, K, stride, ROWS, BLOCK_K, TMA, EVEN, "")
         weight = _tile(w, row0, k, 2 * N, K, K, BLOCK_N, BLOCK_K, TMA, EVEN, "evict_first")
         gate = _dot(weight, tile, gate, WIDE)
         weight = _tile(w, N + row0, k, 2 * N, K, K, BLOCK_N, BLOCK_K, TMA, EVEN, "evict_first")
@@ -118,7 +123,7 @@ def swiglu_kernel(
     silu = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
     out = (silu * up.to(dtype).to(tl.float32)).to(dtype)
     n = row0 + tl.arange(0, BLOCK_N)
-    row = tl.arange(0, ROWS)
+    row = x0 + tl.arange(0, ROWS)
     to = out_ptr + row[None, :] * N + n[:, None]
     tl.store(to, out, mask=(n < N)[:, None] & (row < rows)[None, :])
 

@@ -35,8 +35,9 @@ DEVICES = [
 ]
 TYPES = [torch.float32, torch.bfloat16]
 # Rows, N, K, shares of K: one row; odd sizes; K that no block divides, nor 16 bytes (no
-# descriptors then); more rows than 16.
-CASES = [(1, 64, 64, 1), (3, 100, 146, 2), (17, 72, 200, 3), (28, 130, 96, 1), (5, 66, 101, 1)]
+# descriptors then); more rows than 16; more than one program holds.
+CASES = [(1, 64, 64, 1), (3, 100, 146, 2), (17, 72, 200, 3), (28, 130, 96, 1), (5, 66, 101, 1),
+         (150, 70, 72, 2), (260, 64, 32, 1)]  # fmt: skip
 BLOCK = Block(64, 64, stages=3)
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2.0**-7}
 
@@ -144,15 +145,19 @@ def test_ways_to_run_a_block_have_the_same_bits(device, splits):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("many", [False, True], ids=["a program's rows", "more"])
 @pytest.mark.parametrize("kind", [{}, {"splits": 3}], ids=str)
-def test_a_rows_bits_depend_on_nothing_else(device, kind):
+def test_a_rows_bits_depend_on_nothing_else(device, kind, many):
     """Neither on the row count, nor its index, nor NaN in its neighbours.
 
     In the interpreter BLAS multiplies, whose bits do depend on the padded row count: there only
     counts of one padding are compared.
     """
     dtype = torch.bfloat16
-    most, fewer = (16, (1, 11)) if device == "cpu" else (128, (1, 2, 16, 17, 28, 33, 64, 65))
+    if device == "cpu":
+        most, fewer = (150, (70, 130)) if many else (16, (1, 11))
+    else:
+        most, fewer = (432 if many else 128), (1, 2, 16, 17, 28, 33, 64, 65)
     block = replace(BLOCK, hopper=True, **kind)
     x, weight = draw((most, 96), dtype, device, 0), draw((80, 96), dtype, device, 1)
     residual = draw((most, 80), dtype, device, 2)
@@ -190,8 +195,8 @@ def test_shapes_that_do_not_fit_are_named(device):
     x, weight = torch.zeros(2, 32, device=device), torch.zeros(48, 40, device=device)
     with pytest.raises(ValueError, match="32.*40"):
         ops.linear(x, weight)
-    with pytest.raises(ValueError, match="129 rows"):
-        ops.linear(torch.zeros(ops.MAX_ROWS + 1, 32, device=device), weight)
+    with pytest.raises(ValueError, match="513 rows"):
+        ops.linear(torch.zeros(ops.MAX_STEP_ROWS + 1, 32, device=device), weight)
     with pytest.raises(ValueError, match="float32.*bfloat16"):
         ops.linear(x, torch.zeros(48, 32, device=device, dtype=torch.bfloat16))
 
