@@ -32,7 +32,6 @@ BEST_BLOCK = 2048
 # Warps of the programs; they change no bit. BATCH: logits that a drawing program reads at once.
 SCAN_WARPS, DRAW_WARPS, BATCH = 4, 8, 4096
 TAKE_BLOCK = 1024
-WORDS = 12
 
 
 def _padded(n: int) -> int:
@@ -81,24 +80,25 @@ class TopCandidates:
 
 
 class SamplingBlock:
-    """A request's sampling parameters on the device, int64 [12], as the kernels read them.
+    """Sampling parameters on the device, int64 [seats, 12], as the kernels read them.
 
     What sampling.py derives from a parameter is derived here, once, by the same arithmetic.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.words = torch.zeros(WORDS, dtype=torch.int64, device=device)
+    def __init__(self, device: torch.device, seats: int = 1) -> None:
+        words = kernels.WORDS.value
+        self.words = torch.zeros(seats, words, dtype=torch.int64, device=device)
 
     @staticmethod
     def supports(params: SamplingParams) -> bool:
         """Whether the device can sample: greedy, or top_k from 1 to MAX_TOP_K."""
         return params.greedy or 1 <= params.top_k <= MAX_TOP_K
 
-    def set(self, params: SamplingParams) -> None:
+    def set(self, params: SamplingParams, seat: int = 0) -> None:
         """Takes the parameters of a request. Unsupported ones flag every row they sample."""
         supported = self.supports(params)
         greedy = params.greedy
-        words = torch.zeros(WORDS, dtype=torch.int64)
+        words = torch.zeros(kernels.WORDS.value, dtype=torch.int64)
         words[kernels.GREEDY.value] = greedy
         words[kernels.TOP_K.value] = 1 if greedy or not supported else params.top_k
         words[kernels.SUPPORTED.value] = supported
@@ -117,7 +117,7 @@ class SamplingBlock:
         fractions[kernels.FREQUENCY.value] = params.frequency_penalty
         fractions[kernels.SHRINK.value] = 1.0 / params.repetition_penalty
         fractions[kernels.GROW.value] = params.repetition_penalty
-        self.words.copy_(words)
+        self.words[seat].copy_(words)
 
 
 @dataclass(frozen=True)
@@ -136,6 +136,11 @@ class Selector:
 
     result: count, pending, flag, 0, path rows [height + 2], padding, sampled tokens [rows].
     `path` reads the accepted rows and their count there. Scratch belongs to one stream.
+
+    With `seats`, int32 [requests], one launch serves that many requests, and nobody where a seat
+    is below 0. Buffers of a request's own (parameters, counts, prompt_seen, length, what `take`
+    fills) then have a leading dimension of seats, all others one of requests; logits, hidden,
+    tokens and active hold `padded` rows a request.
     """
 
     def __init__(
@@ -145,10 +150,13 @@ class Selector:
         live: int,
         device: torch.device,
         early: bool = False,
+        seats: Tensor | None = None,
+        padded: int = 0,
     ) -> None:
         """early: a launch may begin before the kernel in front of it ends."""
         self.tree, self.vocab, self.live = tree, vocab, live
-        self.early = early
+        self.early, self.seats, self.padded = early, seats, padded
+        self.requests = 1 if seats is None else seats.numel()
         rows, self.depth = len(tree), max(tree.depth)
         tiles = -(-vocab // kernels.COLUMNS.value)
         self.tiles = max(MIN_TILES, _padded(-(-tiles // PARTS)))
@@ -168,17 +176,22 @@ class Selector:
         for row, path in enumerate(tree.root_paths):
             above[row, list(path)] = 1
         self.ancestors = above.to(device)
-        self.groups = empty(rows, groups)
-        self.unions = empty(rows, groups // self.together)
-        self.chosen = torch.zeros(rows, CHOSEN, dtype=torch.int32, device=device)
-        self.values = empty(rows, FOUND, dtype=torch.float32)
-        self.ids = empty(rows, FOUND)
-        self.fallback = empty(rows)
+        every = self.requests * rows
+        self.groups = empty(every, groups)
+        self.unions = empty(every, groups // self.together)
+        self.chosen = torch.zeros(every, CHOSEN, dtype=torch.int32, device=device)
+        self.values = empty(every, FOUND, dtype=torch.float32)
+        self.ids = empty(every, FOUND)
+        self.fallback = empty(every)
         self.first = 4 + -(-(self.depth + 2) // 4) * 4
-        self.result = torch.zeros(self.first + rows, dtype=torch.int32, device=device)
-        self.path = Path(self.result[4 : 4 + self.depth + 2], self.result[:1])
-        self.pending = self.result[1:2]
-        self.sampled = self.result[self.first :]
+        words = self.first + rows
+        self.results = torch.zeros(self.requests, words, dtype=torch.int32, device=device)
+        self.result = self.results[0] if seats is None else self.results
+        self.path = Path(
+            self.result[..., 4 : 4 + self.depth + 2],
+            self.result[:1] if seats is None else self.result[:, 0],
+        )
+        self.sampled = self.result[..., self.first :]
 
     def sample(
         self,
@@ -189,7 +202,8 @@ class Selector:
         tokens: Tensor,
         length: Tensor,
     ) -> Tensor:
-        """The token each row would emit, int32 [rows]: sampling.sample_rows bit for bit.
+        """The token each row would emit, int32 [rows], or [requests, rows] with seats:
+        sampling.sample_rows bit for bit.
 
         logits [rows or more, vocab] in any float type; counts int32 [vocab] and prompt_seen bool
         [vocab] as in TokenHistory; tokens int32 [rows], drafts; length integer [1], materialised
@@ -202,17 +216,19 @@ class Selector:
         seen = prompt_seen.view(torch.uint8)
         common = (block.words, counts, seen, self.paths, tokens)
         size = (self.vocab, self.live, logits.stride(0), self.parts, self.depth)
-        kernels.scan_kernel[(self.parts, rows)](
+        kernels.scan_kernel[(self.parts, rows, self.requests)](
             logits,
             self.groups,
             self.unions,
             *common,
+            self.seats,
+            self.padded,
             *size,
             **shape,
             PATHS=MAX_ROWS,
             **_options(self.early, SCAN_WARPS),
         )
-        kernels.draw_kernel[(rows,)](
+        kernels.draw_kernel[(rows, self.requests)](
             logits,
             self.groups,
             self.unions,
@@ -224,6 +240,9 @@ class Selector:
             self.ids,
             self.sampled,
             self.fallback,
+            self.seats,
+            self.padded,
+            self.results.stride(0),
             *size,
             **shape,
             GROUPS=_padded(self.groups.shape[1]),
@@ -243,7 +262,7 @@ class Selector:
         and the pending token.
         """
         rows = len(self.tree)
-        walk_kernel[(1,)](
+        walk_kernel[(self.requests,)](
             self.parents,
             self.depths,
             self.ancestors,
@@ -253,6 +272,10 @@ class Selector:
             self.fallback,
             counts,
             self.result,
+            self.seats,
+            self.padded,
+            self.results.stride(0),
+            self.vocab,
             rows,
             self.depth + 2,
             ROWS=_padded(rows),
@@ -270,21 +293,25 @@ class Selector:
         int32 [1]. Entries past the count are those of row 0. All contiguous.
         """
         width = hidden.shape[1]
-        take_kernel[(-(-width // TAKE_BLOCK), self.depth + 1)](
+        take_kernel[(-(-width // TAKE_BLOCK), self.depth + 1, self.requests)](
             self.result,
             hidden,
             tokens,
             hidden_to,
             tokens_to,
             count,
+            self.seats,
+            self.padded,
+            self.results.stride(0),
+            tokens_to.shape[-1],
             width,
             BLOCK=TAKE_BLOCK,
             **_options(self.early, 4),
         )
 
     def outcome(self, result: Tensor | None = None) -> Outcome:
-        """The result on the host; waits for the device unless given a copy of `result`."""
-        values = (self.result if result is None else result).tolist()
+        """A request's result on the host; waits for the device unless given a copy of it."""
+        values = (self.results[0] if result is None else result).tolist()
         count, pending, flag = values[:3]
         path = tuple(values[4 : 4 + count])
         return Outcome(path, pending, bool(flag), tuple(values[self.first :]))

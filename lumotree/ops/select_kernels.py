@@ -37,6 +37,7 @@ PRESENCE = tl.constexpr(8)
 FREQUENCY = tl.constexpr(9)
 SHRINK = tl.constexpr(10)
 GROW = tl.constexpr(11)
+WORDS = tl.constexpr(12)
 
 # A count of tokens above a sum of masses: 256 masses of at most 2^34 need 43 bits.
 COUNT_SHIFT = tl.constexpr(43)
@@ -49,6 +50,12 @@ def follow(PDL: tl.constexpr):
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
+
+
+@triton.jit
+def seat_of(seats_ptr, request):
+    """Seat of a request in buffers with one place a seat, int64; below 0: nobody's."""
+    return tl.load(seats_ptr + request).to(tl.int64)
 
 
 @triton.jit
@@ -155,6 +162,8 @@ def scan_kernel(
     seen_ptr,  # uint8 [vocab]
     paths_ptr,  # int32 [rows, depth]: rows on the row's own path below the root, -1 padded
     tokens_ptr,  # int32 [rows]
+    seats_ptr,  # int32 [requests], or None for one request
+    padded,  # rows of a request in logits and tokens
     vocab,
     live,
     stride,
@@ -165,10 +174,26 @@ def scan_kernel(
     PATHS: tl.constexpr,  # the greatest depth, a power of two
     PDL: tl.constexpr,
 ):
-    """One program: one part of one row. Tiles t = part, part + parts, ... are its own."""
+    """One program: one part of one row. Tiles t = part, part + parts, ... are its own.
+
+    With seats, words, counts and seen have one place a seat, all else one a request.
+    """
     follow(PDL)
     part = tl.program_id(0)
     row = tl.program_id(1)
+    if seats_ptr is not None:
+        request = tl.program_id(2)
+        seat = seat_of(seats_ptr, request)
+        if seat < 0:
+            return
+        words_ptr += seat * WORDS
+        counts_ptr += seat * vocab
+        seen_ptr += seat * vocab
+        tokens_ptr += request * padded
+        logits_ptr += (request * padded).to(tl.int64) * stride
+        entries = request * tl.num_programs(1) * parts * COLUMNS
+        group_ptr += entries
+        union_ptr += entries // TOGETHER
     tile = tl.arange(0, TILES) * parts + part
     ids = tile[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     inside = ids < vocab
@@ -242,6 +267,9 @@ def draw_kernel(
     id_ptr,  # int32 [rows, FOUND], scratch
     sampled_ptr,  # int32 [rows]
     fallback_ptr,  # int32 [rows]: 1 where the host has to sample
+    seats_ptr,  # int32 [requests], or None for one request
+    padded,  # rows of a request in logits and tokens
+    sampled_stride,  # of a request
     vocab,
     live,
     stride,
@@ -260,6 +288,25 @@ def draw_kernel(
     """One program: the token that one row emits."""
     follow(PDL)
     row = tl.program_id(0)
+    if seats_ptr is not None:
+        request = tl.program_id(1)
+        seat = seat_of(seats_ptr, request)
+        if seat < 0:
+            return
+        words_ptr += seat * WORDS
+        counts_ptr += seat * vocab
+        seen_ptr += seat * vocab
+        length_ptr += seat
+        tokens_ptr += request * padded
+        logits_ptr += (request * padded).to(tl.int64) * stride
+        sampled_ptr += request * sampled_stride
+        before = request * tl.num_programs(0)
+        fallback_ptr += before
+        group_ptr += before * parts * COLUMNS
+        union_ptr += before * parts * COLUMNS // TOGETHER
+        chosen_ptr += before * CHOSEN
+        value_ptr += before * FOUND
+        id_ptr += before * FOUND
     greedy = tl.load(words_ptr + GREEDY) != 0
     penalised = tl.load(words_ptr + PENALISED) != 0
     scale = _real(words_ptr, SCALE).to(tl.float32)

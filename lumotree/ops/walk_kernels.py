@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lumotree.ops.select_kernels import follow
+from lumotree.ops.select_kernels import follow, seat_of
 
 
 @triton.jit
@@ -32,6 +32,10 @@ def walk_kernel(
     fallback_ptr,  # int32 [rows]
     counts_ptr,  # int32 [vocab]: emitted tokens are counted in
     result_ptr,  # int32: count, pending, flag, 0, path rows
+    seats_ptr,  # int32 [requests], or None for one request
+    padded,  # rows of a request in tokens and active
+    stride,  # of a request in sampled and result
+    vocab,
     rows,
     length,  # entries of the path
     ROWS: tl.constexpr,
@@ -42,8 +46,20 @@ def walk_kernel(
     its parent's sample, and no earlier sibling does.
 
     A row on the path that the host has to sample: nothing is accepted or counted, flag is 1.
+    One program a request; counts have one place a seat.
     """
     follow(PDL)
+    if seats_ptr is not None:
+        request = tl.program_id(0)
+        seat = seat_of(seats_ptr, request)
+        if seat < 0:
+            return
+        tokens_ptr += request * padded
+        active_ptr += request * padded
+        sampled_ptr += request * stride
+        fallback_ptr += request * rows
+        counts_ptr += seat * vocab
+        result_ptr += request * stride
     row = tl.arange(0, ROWS)
     depth = tl.load(depth_ptr + row, mask=row < rows, other=-1)
     sampled = tl.load(sampled_ptr + row, mask=row < rows, other=0)
@@ -85,13 +101,31 @@ def take_kernel(
     hidden_to_ptr,  # [height + 1, width]
     tokens_to_ptr,  # int32 [height + 1]
     count_to_ptr,  # int32 [1]
+    seats_ptr,  # int32 [requests], or None for one request
+    padded,  # rows of a request in hidden and tokens
+    stride,  # of a request in result
+    steps,  # places of a seat in hidden_to and tokens_to
     width,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program: BLOCK columns of the hidden row of one place of the path."""
+    """One program: BLOCK columns of the hidden row of one place of the path.
+
+    With seats, what is taken has one place a seat.
+    """
     follow(PDL)
     place = tl.program_id(1)
+    if seats_ptr is not None:
+        request = tl.program_id(2)
+        seat = seat_of(seats_ptr, request)
+        if seat < 0:
+            return
+        result_ptr += request * stride
+        hidden_ptr += (request * padded).to(tl.int64) * width
+        tokens_ptr += request * padded
+        hidden_to_ptr += seat * steps * width
+        tokens_to_ptr += seat * steps
+        count_to_ptr += seat
     count = tl.load(result_ptr)
     row = tl.load(result_ptr + 4 + place)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

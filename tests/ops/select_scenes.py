@@ -226,6 +226,67 @@ def walks():
     walk()
 
 
+def seats():
+    """Requests beside each other: each has the result it has alone, and an empty seat nothing."""
+    tree, vocab, padded, places = tree_of([-1, 0, 0, 2, 1]), 500, 8, [3, -1, 0]
+    rows, steps = len(tree), 3
+    kinds = [
+        SamplingParams(temperature=0.0),
+        None,
+        SamplingParams(top_k=7, frequency_penalty=0.4, repetition_penalty=1.3, seed=3),
+    ]
+    scenes = [Scene(tree, vocab, vocab, seed) for seed in range(3)]
+    seats = torch.tensor(places, dtype=torch.int32, device=DEVICE)
+    together = Selector(tree, vocab, vocab, DEVICE, seats=seats, padded=padded)
+    block = SamplingBlock(DEVICE, 5)
+
+    def room(*shape, dtype=torch.int32):
+        return torch.full(shape, 7, dtype=dtype, device=DEVICE)
+
+    counts, seen = room(5, vocab), room(5, vocab, dtype=torch.uint8).bool()
+    length, logits = room(5), room(3 * padded, vocab, dtype=torch.float32)
+    tokens, active = room(3, padded), room(3, padded, dtype=torch.uint8)
+    hidden = torch.randn(3 * padded, 6, device=DEVICE)
+    taken = room(5, steps, 6, dtype=torch.float32), room(5, steps), room(5)
+    for i, (scene, seat, params) in enumerate(zip(scenes, places, kinds, strict=True)):
+        sample = scene.selector.sampled
+        logits[i * padded : i * padded + rows] = scene.logits
+        if seat < 0:
+            continue
+        scene.length.add_(i)
+        block.set(params, seat)
+        counts[seat], seen[seat] = scene.history.generated, scene.history.prompt_seen
+        length[seat] = scene.length.int()
+        scene.sample(params)
+        scene.tokens[1] = sample[0]  # a draft that is right, so that a path has two rows
+        scene.sample(params)
+        tokens[i, :rows], active[i, :rows] = scene.tokens, 1
+    together.results.fill_(-7)
+    before = counts.clone()
+    flat = tokens.flatten(), active.flatten()
+    together.sample(logits, block, counts, seen, flat[0], length)
+    together.walk(*flat, counts)
+    together.take(hidden, flat[0], *taken)
+    for i, (scene, seat) in enumerate(zip(scenes, places, strict=True)):
+        alone, own = scene.selector, slice(i * padded, i * padded + rows)
+        if seat < 0:
+            assert set(together.results[i].tolist()) == {-7}
+            continue
+        alone.walk(tokens[i, :rows].contiguous(), active[i, :rows].contiguous(),
+                   scene.history.generated)  # fmt: skip
+        want = room(steps, 6, dtype=torch.float32), room(steps), room(1)
+        alone.take(hidden[own].contiguous(), scene.tokens, *want)
+        assert together.outcome(together.results[i]) == alone.outcome() and alone.path.count > 1
+        assert torch.equal(together.path.rows[i], alone.path.rows)
+        assert torch.equal(together.path.count[i : i + 1], alone.path.count)
+        assert torch.equal(counts[seat], scene.history.generated)
+        for here, there in zip(taken, want, strict=True):
+            assert torch.equal(here[seat].flatten(), there.flatten())
+    for seat in (1, 2, 4):
+        assert torch.equal(counts[seat], before[seat])
+        assert all((buffer[seat] == 7).all() for buffer in taken)
+
+
 def best():
     for dtype in (torch.float32, torch.bfloat16):
         for vocab, live in ((500, 430), (5000, 4999), (9, 3)):

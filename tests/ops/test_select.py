@@ -7,7 +7,9 @@ import pytest
 from tests.ops.running import needs_device, needs_triton, run_scenes
 
 SCENES = "select_scenes.py"
-NAMES = ["best", "sampling", "ties", "poison", "unsupported", "few_live", "rows_alone", "walks"]
+NAMES = [
+    "best", "sampling", "ties", "poison", "unsupported", "few_live", "rows_alone", "walks", "seats",
+]  # fmt: skip
 
 
 @needs_triton
