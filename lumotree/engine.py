@@ -61,10 +61,13 @@ class Engine:
         device: str = "auto",
         rows: str = "natural",
         threads: int | None = None,
+        max_context: int | None = None,
     ) -> Engine:
         """Loads `embedded`, `rehearsal:SHAPE`, a folder or a hub id.
 
-        dtype auto: float32 on CPU, bfloat16 on CUDA. Raises CheckpointError for a checkpoint
+        dtype auto: float32 on CPU, bfloat16 on CUDA. max_context: positions of a request, prompt
+        and answer; by default what the config declares. More can be computed, but text past the
+        declared positions is beyond the model's training. Raises CheckpointError for a checkpoint
         that cannot be loaded, LumoTreeError for an option value that means nothing here.
         """
         for option, value, valid in (
@@ -78,7 +81,7 @@ class Engine:
             torch.set_num_threads(threads)
         kind = DTYPES.get(dtype, torch.float32 if device == "cpu" else torch.bfloat16)
         source = open_source(model)
-        loaded = HybridModel.load(source, kind, torch.device(device))
+        loaded = HybridModel.load(source, kind, torch.device(device), max_context)
         return cls(source, loaded, rows)
 
     @cached_property
@@ -92,8 +95,13 @@ class Engine:
 
     @property
     def max_context(self) -> int:
-        """Positions the model was made for: prompt and generated tokens together."""
+        """Positions of a request: prompt and generated tokens together."""
         return self.model.config.max_position_embeddings
+
+    @property
+    def declared_context(self) -> int:
+        """Positions that the model's config declares: what it was trained for."""
+        return self.source.config.max_position_embeddings
 
     @property
     def has_mtp(self) -> bool:
@@ -116,6 +124,8 @@ class Engine:
 
     def description(self) -> dict[str, Any]:
         """What run.json says of the model and of the exactness that holds on this machine."""
+        declared = self.declared_context
+        beyond = {} if self.max_context == declared else {"declared_context": declared}
         return {
             "name": self.source.name,
             **self._about_weights,
@@ -128,6 +138,7 @@ class Engine:
             "equal_bits_probed_rows": PROBED_ROWS,
             "max_context": self.max_context,
             "has_mtp": self.has_mtp,
+            **beyond,
         }
 
     @torch.inference_mode()

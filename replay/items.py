@@ -48,7 +48,9 @@ def make_item(
     if room < 1:
         raise CorpusError(
             f"{where}: the prompt has {len(ids)} tokens, "
-            f"the model's context holds {engine.max_context}"
+            f"the model's context holds {engine.max_context}",
+            "--max-context serves positions past those that a model declares; what it makes there "
+            "is beyond its training",
         )
     params = replace(params, max_tokens=min(params.max_tokens, room))
     return Item(

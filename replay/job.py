@@ -50,6 +50,7 @@ class ReplayOptions:
     device: str = "auto"
     rows: str = "natural"
     threads: int | None = None
+    max_context: int | None = None
     runs: int = 3
     limit: int | None = None
     warmup: int = 1
@@ -65,10 +66,11 @@ class ReplayOptions:
     def __post_init__(self) -> None:
         """Raises LumoTreeError naming the option."""
         least_of = {"runs": 1, "limit": 1, "warmup": 0, "threads": 1, "seed": 0, "concurrency": 1}
-        for name, least in least_of.items():
+        for name, least in (least_of | {"max_context": 2}).items():
             value = getattr(self, name)
             if value is not None and value < least:
-                raise LumoTreeError(f"--{name} is {value}; it takes a whole number from {least}")
+                option = name.replace("_", "-")
+                raise LumoTreeError(f"--{option} is {value}; it takes a whole number from {least}")
         for name, valid in (
             ("dtype", ("auto", "float32", "bfloat16")),
             ("rows", ("natural", "matched")),
@@ -94,11 +96,12 @@ class ReplayOptions:
     def as_dict(self) -> dict[str, Any]:
         """JSON form, without the corpus path: the corpus is known by its hash.
 
-        Options of load stand in it only when given, so that folders from before them compare.
+        Options of load and context stand in it only when given, so that folders from before them
+        compare.
         """
         values = asdict(self)
         del values["corpus"]
-        for name in ("concurrency", "arrivals", "goodput"):
+        for name in ("max_context", "concurrency", "arrivals", "goodput"):
             if values[name] is None:
                 del values[name]
         return values | {"arms": list(self.arms)}
@@ -247,6 +250,7 @@ class _Job:
             device=options.device,
             rows=options.rows,
             threads=options.threads,
+            max_context=options.max_context,
         )
         job = cls(options, corpus, engine)
         try:
@@ -366,8 +370,10 @@ class _Job:
 
 
 def run_warnings(run: Mapping[str, Any]) -> list[str]:
-    """What run.json says against quoting the run: where it went on, how trees were chosen."""
-    found = []
+    """What run.json says against quoting the run: where it went on, how trees were chosen, how far
+    it went beyond the model's training.
+    """
+    found = _beyond_training(run)
     for resumed in run.get("resumed_on") or ():
         for part in PLACE:
             if part in resumed:
@@ -382,6 +388,19 @@ def run_warnings(run: Mapping[str, Any]) -> list[str]:
             )
             found += [f"{name}: {notice}" for notice in notices]
     return list(dict.fromkeys(found))
+
+
+def _beyond_training(run: Mapping[str, Any]) -> list[str]:
+    declared = (run.get("model") or {}).get("declared_context")
+    asked = (run.get("requests") or {}).values()
+    far = [a for a in asked if declared and a["prompt_tokens"] + a["max_tokens"] > declared]
+    if not far:
+        return []
+    return [
+        f"{len(far)} of {len(asked)} requests go past the {declared:,} positions that the model "
+        "declares: arms must still agree there, but text, acceptance and rates are beyond its "
+        "training"
+    ]
 
 
 def _free_folder(started: datetime, stem: str) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -75,10 +77,22 @@ class HybridModel:
         return HybridState(self.config, capacity, self.dtype, self.device, mtp, self.kv_dtype)
 
     @classmethod
-    def load(cls, source: ModelSource, dtype: torch.dtype, device: torch.device) -> HybridModel:
-        """Loads what `open_source` found. Raises CheckpointError naming file, field or tensor."""
+    def load(
+        cls,
+        source: ModelSource,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_context: int | None = None,
+    ) -> HybridModel:
+        """Loads what `open_source` found. Raises CheckpointError naming file, field or tensor.
+
+        max_context: positions in place of those that the config declares.
+        """
+        config = source.config
+        if max_context is not None:
+            config = replace(config, max_position_embeddings=max_context)
         try:
-            return cls(source.config, source.weights(device, dtype), dtype, device)
+            return cls(config, source.weights(device, dtype), dtype, device)
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise CheckpointError(
                 f"{source.name} does not fit the memory of {device}",

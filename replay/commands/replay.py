@@ -57,6 +57,11 @@ def replay(
         None, help="natural (default): each arm pays for its own rows; matched: all pay alike."
     ),
     threads: int = typer.Option(None, help="CPU threads; default: as torch chooses."),
+    max_context: int = typer.Option(
+        None,
+        help="Positions of a request, answer included. Default: what the model declares; more is "
+        "beyond its training, and the run says so.",
+    ),
     runs: int = typer.Option(None, help="Interleaved runs. Default 3."),
     limit: int = typer.Option(
         None, help="Requests to take: proportional to conversations, evenly spaced. Default all."
@@ -133,6 +138,7 @@ def replay(
         "device": device,
         "rows": rows,
         "threads": threads,
+        "max_context": max_context,
         "runs": runs,
         "limit": limit,
         "warmup": warmup,

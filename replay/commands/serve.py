@@ -37,7 +37,9 @@ def serve(
     active: int = typer.Option(4, help="Requests decoded in turn, each in its own state slot."),
     queue: int = typer.Option(32, help="Requests that may wait; one more is answered 429."),
     max_context: int = typer.Option(
-        None, help="Positions of a request, answer included; default: the model's."
+        None,
+        help="Positions of a request, answer included; default: what the model declares. More is "
+        "beyond its training.",
     ),
     max_body_mib: float = typer.Option(16.0, help="Largest request body, MiB."),
     prefix_mib: float = typer.Option(1024.0, help="Budget of the prefix store, MiB; 0: none."),
@@ -90,7 +92,19 @@ def serve(
     # The address is checked before the model loads, which may take minutes.
     with listening(settings) as sock:
         say(f"loading model {model}")
-        engine = load_engine(model, dtype=dtype, device=device, rows=rows, threads=threads)
+        engine = load_engine(
+            model,
+            dtype=dtype,
+            device=device,
+            rows=rows,
+            threads=threads,
+            max_context=max_context,
+        )
+        if engine.max_context > engine.declared_context:
+            say(
+                f"warning: the model declares {engine.declared_context} positions; what it makes "
+                "past them is beyond its training"
+            )
         served = InProcessArm(spec, engine)
         if spec.options.get("tree") == AUTO:
             served.start()  # reads the plan, and says what is wrong with it
