@@ -31,13 +31,15 @@ def git(*arguments: str, folder: Path, environment: dict[str, str] | None = None
 
 def commit_all(folder: Path) -> str:
     """Makes a folder a repository with one commit of all it holds; returns the commit."""
-    git("init", "-q", "-b", "main", folder=folder)
+    git("init", "-q", "-b", "main", "--template=", folder=folder)
     (folder / ".git" / "info").mkdir(exist_ok=True)
     (folder / ".git" / "info" / "exclude").write_text("\n".join(LITTER) + "\n")
     git("config", "gc.auto", "0", folder=folder)
     # By force: what a repository ignores may be part of it all the same.
     git("add", "-A", "-f", ".", ":(exclude,glob)**/__pycache__/**", folder=folder)
     git("commit", "-q", "-m", "Start of the task", folder=folder)
+    # One file in place of one for each object: every attempt copies them.
+    git("repack", "-q", "-a", "-d", folder=folder)
     return git("rev-parse", "HEAD", folder=folder).decode().strip()
 
 

@@ -110,8 +110,9 @@ class Sandbox:
         place: Place,
         limits: Limits,
         environment: Mapping[str, str] | None = None,
+        keep: int | None = None,
     ) -> Ended:
-        """Runs `bash -c command` at the root of the workspace."""
+        """Runs `bash -c command` at the root of the workspace; it has `keep` as descriptor 4."""
         inside = [
             "/bin/bash" if self.contains else shutil.which("bash") or "bash",
             "-c",
@@ -124,16 +125,15 @@ class Sandbox:
             command,
         ]
         known = {"HOME": HOME, "PATH": "/usr/bin:/bin", "TMPDIR": "/tmp", **(environment or {})}
+        how = {"environment": known, "report_fd": True, "keep": keep}
         if self.kind == "bubblewrap":
-            return supervise(
-                [*bubblewrap(place), *inside], limits, environment=known, report_fd=True
-            )
+            return supervise([*bubblewrap(place), *inside], limits, **how)
         if self.kind == "unshare":
             # An empty folder for the new root to be mounted on; nothing is ever written there.
             with tempfile.TemporaryDirectory(prefix="lumotree-root-") as root:
                 argv = [*unshare(place, Path(root)), *inside]
-                return supervise(argv, limits, environment=known, report_fd=True)
-        ended = supervise(inside, limits, environment=known, folder=place.workspace, report_fd=True)
+                return supervise(argv, limits, **how)
+        ended = supervise(inside, limits, folder=place.workspace, **how)
         # Others' processes are counted too without a namespace of its own.
         return Ended(ended.exit_code, ended.output, ended.fault, ended.wall_s)
 

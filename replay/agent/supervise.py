@@ -22,6 +22,7 @@ POLL_S = 0.05
 WATCH_S = 0.15
 CHUNK = 1 << 16
 PR_SET_PDEATHSIG = 1
+FIRST_FD = 3
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 # Of long output the beginning and the end are kept, each as much as this.
 KEEP_BYTES = 1 << 20
@@ -60,15 +61,18 @@ def supervise(
     environment: Mapping[str, str],
     folder: Path | None = None,
     report_fd: bool = False,
+    keep: int | None = None,
 ) -> Ended:
     """Runs `argv` in a session of its own and ends the whole tree when a limit is passed.
 
     What left session and tree is beyond its reach, unless `argv` makes a PID namespace, which the
     kernel ends with its first process.
 
-    With `report_fd` the command finds a pipe at descriptor 3 where it writes `left`.
+    With `report_fd` the command finds a pipe at descriptor 3 where it writes `left`, and beside it
+    at 4 the caller's descriptor `keep`, if there is one.
     """
     report = os.pipe() if report_fd else None
+    given = [fd for fd in (report[1] if report else None, keep) if fd is not None]
     began = time.monotonic()
     try:
         process = subprocess.Popen(
@@ -79,8 +83,8 @@ def supervise(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=lambda: _in_child(report[1] if report else None),
-            pass_fds=(3, report[1]) if report else (),
+            preexec_fn=lambda: _in_child(given),
+            pass_fds=range(FIRST_FD, FIRST_FD + len(given)),
         )
     except BaseException:
         if report:
@@ -104,10 +108,11 @@ def supervise(
     )
 
 
-def _in_child(report: int | None) -> None:
+def _in_child(given: Sequence[int]) -> None:
     end_with_parent(signal.SIGKILL)
-    if report is not None:
-        os.dup2(report, 3)
+    # Copies first: a descriptor may have the number that another is to get.
+    for number, copy in enumerate([os.dup(fd) for fd in given], start=FIRST_FD):
+        os.dup2(copy, number)
 
 
 def end_with_parent(sign: int) -> None:

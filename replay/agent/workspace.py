@@ -33,7 +33,7 @@ from replay.agent.tasks import Source, Task
 
 VENV = "/venv"
 # Part of the cache's keys: raise it when the way workspaces are built changes.
-FORMAT = 3
+FORMAT = 4
 # 2026-01-01, as the commits of a workspace.
 TIME = 1_767_225_600
 
@@ -201,8 +201,8 @@ class TaskShell:
         code = ended.exit_code if ended.exit_code >= 0 else 128 - ended.exit_code
         return Result(code, cap(without_durations(output), self.output_cap), fault)
 
-    def raw(self, command: str) -> Ended:
-        """Runs a command; bytes as they came."""
+    def raw(self, command: str, keep: int | None = None) -> Ended:
+        """Runs a command, which has `keep` as descriptor 4; bytes as they came."""
         venv, base = self.environment.folder, self.environment.base
         mounts = list(self.readonly)
         if not any(str(base) == top or str(base).startswith(f"{top}/") for top in SYSTEM):
@@ -215,7 +215,7 @@ class TaskShell:
             seen = str(venv)
         path = f"{seen}/bin:/usr/bin:/bin"
         known = {**STABLE, "PATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        return self.sandbox.run(command, Place(self.root, tuple(mounts)), self.limits, known)
+        return self.sandbox.run(command, Place(self.root, tuple(mounts)), self.limits, known, keep)
 
 
 def strip_tests(text: str, ids: Sequence[str]) -> str:

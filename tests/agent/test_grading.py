@@ -15,10 +15,18 @@ from replay.agent.workspace import TaskShell, Workspaces
 from tests.agent.conftest import DOUBLE, EXPECTED, FILE, LABEL, SHORTEN, TEST_FILE
 
 PASSED = json.dumps(dict.fromkeys([*DOUBLE, LABEL, SHORTEN], "passed"))
-FORGED = (
-    f"echo '{PASSED}' > .lumotree-outcomes.json; "
-    "echo 'import os; os._exit(0)' >> tinypkg/__init__.py"
-)
+# Writes outcomes into whatever was handed in: files named on the command line, descriptors.
+FORGED = f"""cat >> tinypkg/__init__.py <<'END'
+import os, sys
+for name in [*sys.argv[1:], *range(3, 20)]:
+    try:
+        where = name if isinstance(name, int) else os.open(name, os.O_WRONLY | os.O_CREAT)
+        os.lseek(where, 0, 0)
+        os.write(where, b'''{PASSED}''')
+    except OSError:
+        pass
+os._exit(0)
+END"""
 
 
 def patch_of(command: str, task: Task, workspaces: Workspaces, sandbox, place: Path) -> str:
@@ -89,11 +97,10 @@ def test_changed_tests_are_no_change(graded, command: str) -> None:
         "echo 'def main(*a, **k): return 0' > pytest.py",
         "echo 'import os; os._exit(0)' > sitecustomize.py",
         "echo 'import os; os._exit(0)' >> tinypkg/__init__.py",
-        "mkdir .lumotree-outcomes.json; touch .lumotree-outcomes.json/x",
         FORGED,
         "printf '[tool:pytest]\\naddopts = --co\\n' > setup.cfg",
     ],
-    ids=["pytest.py", "sitecustomize", "exit", "outcomes", "forged outcomes", "setup.cfg"],
+    ids=["pytest.py", "sitecustomize", "exit", "forged outcomes", "setup.cfg"],
 )
 def test_tricks_resolve_nothing(graded, command: str) -> None:
     assert graded(command).outcome == "F"

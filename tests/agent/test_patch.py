@@ -62,7 +62,7 @@ def test_no_change_is_an_empty_diff(pristine: Path, work: Path) -> None:
         "git config core.fsmonitor 'touch ../owned; false'; git config filter.f.clean 'touch "
         "../owned; cat'; echo '*.py filter=f diff=f' > .gitattributes; git config diff.f.textconv "
         "'touch ../owned; cat'",
-        "printf '#!/bin/sh\\ntouch ../owned\\n' > .git/hooks/post-index-change; "
+        "mkdir .git/hooks; printf '#!/bin/sh\\ntouch ../owned\\n' > .git/hooks/post-index-change; "
         "chmod +x .git/hooks/post-index-change",
         "git update-index --assume-unchanged pkg/a.py",
     ],
