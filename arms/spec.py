@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -38,17 +38,18 @@ class ArmSpec:
         }
 
 
-def parse_arms(texts: Iterable[str]) -> list[ArmSpec]:
+def parse_arms(texts: Iterable[str], beside: Sequence[str] = ()) -> list[ArmSpec]:
     """Specs of an --arms text or of several --arm texts, in order.
 
     Raises ArmError naming the arm or the option and the valid ones. `all` stands for
-    `ar mtp-5 lumotree sglang-eagle`. A comma too ends an arm that has no options.
+    `ar mtp-5 lumotree sglang-eagle`. A comma too ends an arm that has no options. `beside`: names
+    that the caller knows besides, of arms without options.
     """
     specs: list[ArmSpec] = []
     for word in (word for text in texts for part in text.split() for word in _arms_of(part)):
-        specs += [ArmSpec(name) for name in ALL] if word == "all" else [parse_arm(word)]
+        specs += [ArmSpec(name) for name in ALL] if word == "all" else [parse_arm(word, beside)]
     if not specs:
-        raise ArmError("no arm is named", f"valid arms: all, {', '.join(OPTIONS)}")
+        raise ArmError("no arm is named", f"valid arms: {', '.join(['all', *OPTIONS, *beside])}")
     labels = [str(spec) for spec in specs]
     for label in labels:
         if labels.count(label) > 1:
@@ -63,11 +64,12 @@ def _arms_of(text: str) -> list[str]:
     return [*bare, f"{last}{colon}{options}"]
 
 
-def parse_arm(text: str) -> ArmSpec:
+def parse_arm(text: str, beside: Sequence[str] = ()) -> ArmSpec:
     """One spec. Raises ArmError as `parse_arms` does."""
     name, colon, rest = text.partition(":")
-    if name not in OPTIONS:
-        raise ArmError(f"unknown arm '{name}'", _suggest(name, ["all", *OPTIONS], "arms"))
+    known = OPTIONS | dict.fromkeys(beside, {})
+    if name not in known:
+        raise ArmError(f"unknown arm '{name}'", _suggest(name, ["all", *known], "arms"))
     if colon and not rest:
         raise ArmError(f"arm '{text}' ends in a colon without options")
     options: dict[str, str] = {}
@@ -78,8 +80,8 @@ def parse_arm(text: str) -> ArmSpec:
             # A parent list such as tree=-1,0,0,1 has commas of its own.
             options[last] += f",{item}"
             continue
-        if key not in OPTIONS[name]:
-            hint = _suggest(key, list(OPTIONS[name]), f"options of {name}")
+        if key not in known[name]:
+            hint = _suggest(key, list(known[name]), f"options of {name}")
             raise ArmError(f"arm '{name}' has no option '{key}'", hint)
         if key in options:
             raise ArmError(f"arm '{name}' has option '{key}' twice")
@@ -88,7 +90,7 @@ def parse_arm(text: str) -> ArmSpec:
         options[key] = value
         last = key
     # One order, so that one arm has one name.
-    spec = ArmSpec(name, {key: options[key] for key in OPTIONS[name] if key in options})
+    spec = ArmSpec(name, {key: options[key] for key in known[name] if key in options})
     spec.values()
     if options.get("tree") == AUTO:
         for key in spec.options.keys() - {"tree", "plan"}:

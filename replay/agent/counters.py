@@ -113,7 +113,7 @@ def scrape(url: str, key: str | None = None) -> Counters | None:
 @cache
 def _tell_refused(url: str, status: int) -> None:
     """Once for each server, however often it is asked."""
-    say(f"{url}/metrics answered {status}: no counters without the server's key (key-env=)")
+    say(f"{url}/metrics answered {status}: no counters without the server's key (key=)")
 
 
 def settled(url: str, key: str | None = None) -> Counters | None:

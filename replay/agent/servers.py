@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from arms.spec import IN_PROCESS, parse_arm
+from arms.spec import ArmSpec, parse_arm, parse_arms
 from lumotree.errors import ArmError
 from replay.agent.scripted import NAME as SCRIPTED
 from replay.agent.scripted import ScriptedEndpoint, idle_script, task_scripts
@@ -22,6 +22,8 @@ from replay.agent.supervise import end_with_parent
 from replay.agent.tasks import Task
 
 IDLE = "idle"
+# Arms of a study alone.
+OWN = (SCRIPTED, IDLE)
 # Arms behind an address that somebody else started; their defaults.
 EXTERNAL = {
     "openai": "http://127.0.0.1:8000",
@@ -111,7 +113,7 @@ class LumoTreeServer:
 
 
 class ExternalServer:
-    """A server that somebody else started. Options: `url=`, `model=`, `key-env=`."""
+    """A server that somebody else started. Options: `url=`, `model=`, `key=`."""
 
     decodes = True
 
@@ -168,55 +170,37 @@ class ScriptServer:
 
 
 def arm_names(text: str) -> list[str]:
-    """The specs of an --arms text, separated by spaces, or by commas in front of a name.
+    """The specs of an --arms text, as `replay` reads them, and the study's own two arms.
 
-    In-process arms have their options in one order, so that one arm has one name. Raises ArmError.
+    Options have one order, so that one arm has one name. Raises ArmError.
     """
-    known = "|".join(map(re.escape, (*IN_PROCESS, *EXTERNAL, SCRIPTED, IDLE)))
-    words = re.split(rf"\s+|,(?=(?:{known})(?:[:,\s]|$))", text.strip())
-    names = [
-        str(parse_arm(word)) if word.partition(":")[0] in IN_PROCESS else word
-        for word in words
-        if word
-    ]
-    if not names:
-        raise ArmError("no arm is named")
-    for name in names:
-        if names.count(name) > 1:
-            raise ArmError(f"arm '{name}' is named twice")
-    return names
+    return [str(spec) for spec in parse_arms([text], OWN)]
 
 
 def make_arm(spec: str, tasks: Sequence[Task], options: Sequence[str], logs: Path) -> ServedArm:
     """The server of an arm, not yet started. Raises ArmError on an unknown arm or option."""
-    name, _, rest = spec.partition(":")
-    if name in (SCRIPTED, IDLE):
-        if rest:
-            raise ArmError(f"arm '{name}' takes no options")
-        return ScriptServer(name, tasks)
-    if name in EXTERNAL:
-        given = dict(item.partition("=")[::2] for item in rest.split(",") if item)
-        if unknown := set(given) - {"url", "model", "key-env"}:
-            raise ArmError(
-                f"arm '{name}' has no option '{sorted(unknown)[0]}'",
-                "options of a server: url, model, key-env",
-            )
-        key = None
-        if variable := given.get("key-env"):
-            key = os.environ.get(variable)
-            if key is None:
-                raise ArmError(f"arm '{name}': there is no environment variable {variable}")
-        url = given.get("url", EXTERNAL[name])
-        if "@" in url:  # and nothing of it is repeated
-            raise ArmError(
-                f"arm '{name}': url= has an @; an address with a user or password is not taken",
-                "key-env= names the environment variable that holds a key",
-            )
-        if not url.startswith(("http://", "https://")):
-            raise ArmError(f"arm '{name}': url={url} is no address such as {EXTERNAL[name]}")
-        return ExternalServer(spec, url, given.get("model"), key)
-    parsed = parse_arm(spec)
-    if parsed.name not in IN_PROCESS:
-        raise ArmError(f"arm '{spec}' cannot be served")
+    parsed = parse_arm(spec, OWN)
+    if parsed.name in OWN:
+        return ScriptServer(parsed.name, tasks)
+    if parsed.name in EXTERNAL:
+        return _external(parsed)
     log = logs / f"{re.sub(r'[^A-Za-z0-9.-]+', '-', spec)}.log"
     return LumoTreeServer(str(parsed), options, log)
+
+
+def _external(spec: ArmSpec) -> ExternalServer:
+    given = spec.values()
+    for name in given.keys() - {"url", "model", "key"}:
+        raise ArmError(
+            f"arm '{spec.name}': {name}= means nothing to a study",
+            "an agent asks for chat completions; options here: url, model, key",
+        )
+    url, *more = given.get("url", [EXTERNAL[spec.name]])
+    if more:
+        raise ArmError(f"arm '{spec.name}': a study asks one server; name one address in url=")
+    key = None
+    if variable := given.get("key"):
+        key = os.environ.get(variable)
+        if key is None:
+            raise ArmError(f"arm '{spec.name}': there is no environment variable {variable}")
+    return ExternalServer(str(spec), url, given.get("model"), key)

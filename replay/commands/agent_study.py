@@ -45,8 +45,9 @@ def agent_study(
     arms: str = typer.Option(
         None,
         help="Arms: in-process specs (lumotree, mtp-5, ar ...), each served by the study; "
-        "servers by address (openai, sglang-eagle, vllm-mtp with url=, model=, key-env=); "
-        "scripted, the written solutions; idle, an agent that does nothing. Default scripted.",
+        "servers by address (openai, sglang-eagle, vllm-mtp with url=, model= and key=, the name "
+        "of an environment variable); scripted, the written solutions; idle, an agent that does "
+        "nothing. Default scripted.",
     ),
     model: str = typer.Option(None, help="Model of the in-process arms. Default embedded."),
     device: str = typer.Option(None, help="Their device: auto (default), cpu or cuda."),

@@ -220,4 +220,4 @@ def test_a_server_with_a_key_is_scraped_with_it_or_says_what_is_missing(capsys) 
         assert scrape(url) is None and settled(url, "wrong") is None
         server.shutdown()
     said = capsys.readouterr().err
-    assert said.count("answered 401") == 1 and "key-env" in said
+    assert said.count("answered 401") == 1 and "(key=)" in said

@@ -233,10 +233,10 @@ def test_an_external_agent(tiny_folder: Path, cache: Path, tmp_path: Path, sandb
     ("text", "names"),
     [
         ("lumotree,mtp-5,ar", ["lumotree", "mtp-5", "ar"]),
-        ("lumotree:passes=3,suffix=off,ar  idle", ["lumotree:passes=3,suffix=off", "ar", "idle"]),
+        ("ar,lumotree:passes=3,suffix=off  idle", ["ar", "lumotree:passes=3,suffix=off", "idle"]),
         (
             "lumotree:passes=3,tree=chain-3 openai:model=m,url=http://h:1",
-            ["lumotree:tree=chain-3,passes=3", "openai:model=m,url=http://h:1"],
+            ["lumotree:tree=chain-3,passes=3", "openai:url=http://h:1,model=m"],
         ),
         ("openai:url=http://h:1,model=m scripted", ["openai:url=http://h:1,model=m", "scripted"]),
     ],
@@ -249,10 +249,12 @@ def test_arms_are_separated_by_spaces_or_commas(text: str, names: list[str]) -> 
     ("spec", "fault"),
     [
         ("lumo", "unknown arm 'lumo'"),
-        ("scripted:x=1", "takes no options"),
+        ("scripted:x=1", "arm 'scripted' has no option 'x'"),
+        ("openai:api=completions", "api= means nothing to a study"),
+        ("openai:url=http://a:1+http://b:1", "asks one server"),
         ("openai:port=1", "has no option 'port'"),
-        ("openai:url=somewhere", "is no address"),
-        ("openai:key-env=NO_SUCH_VARIABLE", "no environment variable NO_SUCH_VARIABLE"),
+        ("openai:url=somewhere", "it takes an address such as"),
+        ("openai:key=NO_SUCH_VARIABLE", "no environment variable NO_SUCH_VARIABLE"),
     ],
 )
 def test_arms_that_mean_nothing_are_refused(spec: str, fault: str, tmp_path: Path) -> None:
@@ -273,7 +275,7 @@ def test_an_arms_server_has_the_name_of_its_rows(tmp_path: Path) -> None:
 
 
 def test_a_password_in_an_address_is_not_repeated(tmp_path: Path) -> None:
-    with pytest.raises(ArmError, match="url= has an @") as caught:
+    with pytest.raises(ArmError, match="has an @") as caught:
         make_arm("openai:url=http://me:secret@h:1", [], [], tmp_path)
     assert "secret" not in f"{caught.value} {caught.value.hint}"
 
