@@ -19,7 +19,7 @@ from lumotree.draft.suffix import SuffixAutomaton
 from lumotree.errors import CheckpointError, LumoTreeError, RequestError
 from lumotree.logprobs import TokenLogprob, token_logprobs
 from lumotree.model.hybrid import HybridModel
-from lumotree.model.rows import TreeRows, prefill_rows
+from lumotree.model.rows import TreeRows, joined, prefill_rows
 from lumotree.model.runner import MAX_INDICES, RowRunner
 from lumotree.ops import reference as ops
 from lumotree.ops.gdn import Geometry
@@ -199,6 +199,10 @@ class Decoder:
             proposal = self.propose(run, state)
         with self._phase(run, "verify"):
             verified = self.verify(state, proposal)
+        self.settle(run, proposal, verified)
+
+    def settle(self, run: Run, proposal: Proposal, verified: Verified) -> None:
+        """The rest of a round: select, publish, hand out."""
         with self._phase(run, "select"):
             path, pending = self.select(run, verified)
             taken = self._emit(run, [*(verified.tokens[row] for row in path[1:]), pending])
@@ -288,27 +292,52 @@ class Decoder:
         """Draft tokens for the rows that have a source; an arm without drafts gets the root."""
         candidates = []
         if self.uses_mtp:
-            candidates = mtp.draft(
-                self.model,
-                state,
-                run.tokens,
-                len(self.plan.mtp),
-                self.runner,
-                self.config.draft_vocab or None,
-                self.config.first_passes,
-            )
+            candidates = mtp.draft(self.model, state, run.tokens, *self._drafting)
         return fill(self.plan, run.tokens[-1], candidates, run.suffix)
+
+    def propose_all(self, active: Sequence[tuple[Run, HybridState]]) -> list[Proposal]:
+        """`propose` of several requests, their rows side by side in one forward a pass."""
+        candidates: list = [[]] * len(active)
+        if self.uses_mtp:
+            requests = [(state, run.tokens) for run, state in active]
+            candidates = mtp.draft_all(self.model, requests, *self._drafting)
+        return [
+            fill(self.plan, run.tokens[-1], found, run.suffix)
+            for (run, _), found in zip(active, candidates, strict=True)
+        ]
+
+    @property
+    def _drafting(self) -> tuple[int, RowRunner, int | None, int]:
+        config = self.config
+        return len(self.plan.mtp), self.runner, config.draft_vocab or None, config.first_passes
 
     def verify(self, state: HybridState, proposal: Proposal) -> Verified:
         """One target forward over the proposal's active rows; the state is only read."""
-        tree, kept = proposal.tree.restrict(tuple(proposal.active))
-        tokens = [proposal.tokens[row] for row in kept]
-        index = self.runner.index(tree)
-        verifier = None if self.config.verify == EXACT_SCAN else self._verifier(tree)
-        rows = TreeRows(index, state.kv, state.length, self.model.rope, state, verifier=verifier)
-        hidden = self.model.forward(self.runner.token_ids(tokens, index.padded), rows)
-        logits = self.model.logits(hidden)[: len(tree)]
-        return Verified(tree, kept, tokens, rows, hidden, logits, [True] * len(tree))
+        return self.verify_all([(state, proposal)])[0]
+
+    def verify_all(self, asked: Sequence[tuple[HybridState, Proposal]]) -> list[Verified]:
+        """`verify` of several requests, their rows side by side in one forward."""
+        model, parts, ids, shapes = self.model, [], [], []
+        for state, proposal in asked:
+            tree, kept = proposal.tree.restrict(tuple(proposal.active))
+            tokens = [proposal.tokens[row] for row in kept]
+            index = self.runner.index(tree)
+            verifier = None if self.config.verify == EXACT_SCAN else self._verifier(tree)
+            parts.append(
+                TreeRows(index, state.kv, state.length, model.rope, state, verifier=verifier)
+            )
+            ids.append(self.runner.token_ids(tokens, index.padded))
+            shapes.append((tree, kept, tokens))
+        every = ids[0] if len(ids) == 1 else torch.cat(ids)
+        hidden = model.forward(every, joined(parts))
+        sizes = [part.index.padded for part in parts]
+        hiddens, logits = hidden.split(sizes), model.logits(hidden).split(sizes)
+        return [
+            Verified(tree, kept, tokens, rows, own, scores[: len(tree)], [True] * len(tree))
+            for (tree, kept, tokens), rows, own, scores in zip(
+                shapes, parts, hiddens, logits, strict=True
+            )
+        ]
 
     def _verifier(self, tree: TreeDescriptor) -> Verifier:
         if tree not in self._verifiers:
@@ -466,9 +495,17 @@ class Decoder:
 
     @contextmanager
     def _phase(self, run: Run, name: str) -> Iterator[None]:
-        """Adds the wall-clock milliseconds of a stage; the device is drained at its end."""
-        started = time.perf_counter()
-        yield
-        if self.model.device.type == "cuda":
-            torch.cuda.synchronize(self.model.device)
-        run.phases_ms[name] += (time.perf_counter() - started) * 1e3
+        with timed([run], name, self.model.device):
+            yield
+
+
+@contextmanager
+def timed(runs: Sequence[Run], name: str, device: torch.device) -> Iterator[None]:
+    """Adds the wall-clock milliseconds of a stage to each run; the device is drained at its end."""
+    started = time.perf_counter()
+    yield
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    spent = (time.perf_counter() - started) * 1e3
+    for run in runs:
+        run.phases_ms[name] += spent

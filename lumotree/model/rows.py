@@ -5,6 +5,7 @@ TreeRows reads the persistent state and changes none of it; it records what publ
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -220,6 +221,28 @@ class TreeRows:
         if state.mtp_kv is not None:
             state.mtp_hidden = torch.cat((state.mtp_hidden, hidden[rows]))
         state.length += count
+
+
+class JoinedRows:
+    """Rows of several requests side by side: products take them all, and each part sees its own
+    state alone. Part i has `parts[i].index.padded` rows.
+    """
+
+    def __init__(self, parts: Sequence[TreeRows]) -> None:
+        self.parts = parts
+        self.sizes = [part.index.padded for part in parts]
+
+    def delta(self, mixer: GatedDeltaNet, projected: Tensor) -> Tensor:
+        pieces = zip(self.parts, projected.split(self.sizes), strict=True)
+        return torch.cat([part.delta(mixer, piece) for part, piece in pieces])
+
+    def attend(self, mixer: Attention, projected: Tensor) -> Tensor:
+        pieces = zip(self.parts, projected.split(self.sizes), strict=True)
+        return torch.cat([part.attend(mixer, piece) for part, piece in pieces])
+
+
+def joined(parts: Sequence[TreeRows]) -> Rows:
+    return parts[0] if len(parts) == 1 else JoinedRows(parts)
 
 
 def _scan(

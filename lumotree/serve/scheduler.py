@@ -1,9 +1,9 @@
 """Who decodes when: a bounded queue, and one worker thread that owns the model.
 
-Active requests take turns, one piece of work each (a chunk of a prompt, or one decode step), so
-none starves and a cancelled one is gone before its next turn. What a request answers does not
-depend on what else runs: slots share weights and nothing else. Several requests in one forward
-are a later step.
+In a round every active request does one piece of its work, so none starves and a cancelled one is
+gone before the next: a chunk of its prompt, or its part of one decode step that all requests past
+their prompts take together. What a request answers does not depend on what else runs: slots share
+weights and nothing else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lumotree.serve.errors import ApiError
 
 if TYPE_CHECKING:
     from lumotree.serve.metrics import Metrics
-    from lumotree.serve.slots import Slot
+    from lumotree.serve.slots import Slot, Slots
 
 log = logging.getLogger("lumotree.serve")
 
@@ -71,10 +71,10 @@ class Job:
 
 
 class Scheduler:
-    """Admits jobs into slots, first come first served, and turns them round-robin."""
+    """Admits jobs into slots, first come first served, and lets them take rounds together."""
 
-    def __init__(self, slots: Sequence[Slot], queue: int, metrics: Metrics) -> None:
-        self._free = list(slots)
+    def __init__(self, slots: Slots, queue: int, metrics: Metrics) -> None:
+        self._slots, self._free = slots, list(slots)
         self.capacity = len(slots) + queue
         self._waiting: deque[Job] = deque()
         self._active: list[tuple[Job, Slot]] = []
@@ -141,8 +141,7 @@ class Scheduler:
 
     def _work(self) -> None:
         while self._admit():
-            for job, slot in list(self._active):
-                self._turn(job, slot)
+            self._round()
             self._expire_waiting()
 
     def _admit(self) -> bool:
@@ -158,35 +157,50 @@ class Scheduler:
                 self._active.append((job, slot))
         return True
 
-    def _turn(self, job: Job, slot: Slot) -> None:
-        """One piece of a job's work, or its end."""
-        if self._ended(job):
-            self._close(job, slot)
-            job.deliver(job.ended)
-            return
-        try:
-            slot.advance()
-            if not slot.run.completion_tokens:
-                return  # still in the prompt
-            self._count(job, slot)
-            self._hand_out(job, slot)
-            if slot.finished:
-                generation = slot.result()
-                self._hand_out(job, slot)
-                self._metrics.finished(job, generation)
-                done = Done(generation, slot.stop_id)
-                self._close(job, slot, done=True)
-                job.deliver(done)
-        except LumoTreeError as error:
-            self._fail(job, slot, ApiError(400, str(error)))
-        except Exception as error:
-            log.exception("a request failed")
-            self._fail(job, slot, ApiError(500, f"decoding failed: {type(error).__name__}"))
+    def _round(self) -> None:
+        """One piece of every job's work, or its end."""
+        decoding = []
+        for job, slot in list(self._active):
+            if self._ended(job):
+                self._close(job, slot)
+                job.deliver(job.ended)
+            elif slot.prompt_done:
+                decoding.append((job, slot))
+            elif self._tried([(job, slot)], slot.advance_prompt) and slot.prompt_done:
+                self._emitted(job, slot)
+        if decoding:
+            slots = [slot for _, slot in decoding]
+            if self._tried(decoding, lambda: self._slots.step(slots)):
+                for job, slot in decoding:
+                    self._emitted(job, slot)
 
-    def _fail(self, job: Job, slot: Slot, reason: ApiError) -> None:
-        job.ended = reason
-        self._close(job, slot)
-        job.deliver(reason)
+    def _tried(self, those: Sequence[tuple[Job, Slot]], work: Callable[[], None]) -> bool:
+        """Does work for some jobs; when it fails they end, and it returns False."""
+        try:
+            work()
+            return True
+        except LumoTreeError as error:
+            reason = ApiError(400, str(error))
+        except Exception as error:
+            log.exception("decoding failed")
+            reason = ApiError(500, f"decoding failed: {type(error).__name__}")
+        for job, slot in those:
+            job.ended = reason
+            self._close(job, slot)
+            job.deliver(reason)
+        return False
+
+    def _emitted(self, job: Job, slot: Slot) -> None:
+        """Delivers what a job's last piece of work emitted, and its end."""
+        self._count(job, slot)
+        self._hand_out(job, slot)
+        if slot.finished:
+            generation = slot.result()
+            self._hand_out(job, slot)
+            self._metrics.finished(job, generation)
+            done = Done(generation, slot.stop_id)
+            self._close(job, slot, done=True)
+            job.deliver(done)
 
     def _ended(self, job: Job) -> bool:
         if job.ended is None and time.monotonic() > job.deadline:

@@ -1,4 +1,4 @@
-"""State slots: one per active request, all made at start-up, so that admission allocates none.
+"""Slots: one per active request, all made at start-up, so that admission allocates none.
 
 What a prefill needs beside its slot is not counted.
 """
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from lumotree.batch import Active, Batch
 from lumotree.errors import LumoTreeError, RequestError
 from lumotree.prefix import PrefixStore
 from lumotree.request import Generation, SamplingParams
@@ -25,33 +26,35 @@ SCOPE = "server"
 
 
 class Slot:
-    """One request's place: a decoder with a state slot of its own over the shared weights.
+    """One request's place: a decoder with a state of its own over the shared weights.
 
-    `advance` does one piece of the request's work, a chunk of the prompt or one step; after it
-    `run.fresh` and `run.fresh_logprobs` say what was emitted.
+    Its prompt is materialised by `advance_prompt`, chunk by chunk; once `prompt_done`, it takes
+    part in the rounds of `step`. After either, `run.fresh` and `run.fresh_logprobs` say what was
+    emitted.
     """
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
         self.run: Run | None = None
+        self.prompt_done = False
         self._state: HybridState | None = None
         self._request: tuple[list[int], SamplingParams, int | None] | None = None
-        self._prompt_done = False
 
     def open(self, prompt_ids: Sequence[int], params: SamplingParams, logprobs: int | None) -> None:
-        """Takes a request; its work begins with `advance`, on the worker's thread."""
+        """Takes a request; its work begins with `advance_prompt`, on the worker's thread."""
         self._request = (list(prompt_ids), params, logprobs)
 
     @torch.inference_mode()
-    def advance(self) -> None:
+    def advance_prompt(self) -> None:
         """Raises RequestError for a request that the decoder refuses."""
         if self.run is None:
             ids, params, logprobs = self._request
             self.run, self._state = self.decoder.open(ids, params, SCOPE, logprobs=logprobs)
-        if self._prompt_done:
-            self.decoder.step(self.run, self._state)
-        else:
-            self._prompt_done = self.decoder.advance_prompt(self.run, self._state)
+        self.prompt_done = self.decoder.advance_prompt(self.run, self._state)
+
+    @property
+    def active(self) -> Active:
+        return Active(self.decoder, self.run, self._state)
 
     @property
     def finished(self) -> bool:
@@ -70,12 +73,24 @@ class Slot:
     def close(self) -> None:
         """Free for the next request."""
         self.run = self._state = self._request = None
-        self._prompt_done = False
+        self.prompt_done = False
+
+
+class Slots(list[Slot]):
+    """All slots of a server, and the rounds that they take together."""
+
+    def __init__(self, slots: Sequence[Slot], batch: Batch) -> None:
+        super().__init__(slots)
+        self.batch = batch
+
+    def step(self, slots: Sequence[Slot]) -> None:
+        """One round for slots whose prompts are done."""
+        self.batch.step([slot.active for slot in slots])
 
 
 def make_slots(
     engine: Engine, config: DecoderConfig, active: int, context: int, store: PrefixStore
-) -> list[Slot]:
+) -> Slots:
     """`active` slots of `context` positions that share one prefix store.
 
     Raises LumoTreeError when they do not fit beside the store's budget.
@@ -103,7 +118,7 @@ def make_slots(
                 hint,
             )
         slots.append(Slot(decoder))
-    return slots
+    return Slots(slots, Batch([slot.decoder for slot in slots]))
 
 
 def free_bytes(device: torch.device) -> int | None:

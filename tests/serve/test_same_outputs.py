@@ -115,7 +115,8 @@ def test_a_poisoned_slot_does_not_show(speaking, run):
     """Buffers full of NaN between requests, with and without a restored prefix."""
     config, work, store = ARMS["lumotree"], requests(6, seed=4), PrefixStore()
     wanted = tokens_of(run(speaking, config, 2, PrefixStore(), work))
-    (slot,) = make_slots(speaking, config, 1, CONTEXT, store)
+    slots = make_slots(speaking, config, 1, CONTEXT, store)
+    (slot,) = slots
     for _ in range(2):
         for index, (prompt, params) in enumerate(work):
             state = slot.decoder.reserve(CONTEXT)
@@ -123,8 +124,10 @@ def test_a_poisoned_slot_does_not_show(speaking, run):
                 for tensor in (state.recurrent, state.conv, state.mtp_hidden, *sides(state)):
                     tensor.fill_(float("nan"))
             slot.open(prompt, params, None)
+            while not slot.prompt_done:
+                slot.advance_prompt()
             while not slot.finished:
-                slot.advance()
+                slots.step([slot])
             assert tuple(slot.result().token_ids) == wanted[index]
             slot.close()
     assert store.counts.hits > 0

@@ -30,11 +30,15 @@ class FakeSlot:
 
     def __init__(self, log, gate=None, fault=None):
         self.log, self.gate, self.fault = log, gate, fault
-        self.run, self.open_now, self.stop_id = None, False, None
+        self.run, self.open_now, self.stop_id, self.prompt_done = None, False, None, False
 
     def open(self, prompt_ids, params, logprobs):
         assert not self.open_now
         self.name, self.limit, self.open_now = prompt_ids[0], params.max_tokens, True
+
+    def advance_prompt(self):
+        self.advance()
+        self.prompt_done = True
 
     def advance(self):
         if self.gate is not None:
@@ -56,7 +60,13 @@ class FakeSlot:
         return Generation([], "", "length", 1, n, 0, 0.0, 0.0, 0)
 
     def close(self):
-        self.run, self.open_now = None, False
+        self.run, self.open_now, self.prompt_done = None, False, False
+
+
+class FakeSlots(list):
+    def step(self, slots):
+        for slot in slots:
+            slot.advance()
 
 
 class Inbox(list):
@@ -91,7 +101,8 @@ def running():
 
     def start(slots, queue, **options):
         log, metrics = [], Metrics()
-        scheduler = Scheduler([FakeSlot(log, **options) for _ in range(slots)], queue, metrics)
+        made = FakeSlots(FakeSlot(log, **options) for _ in range(slots))
+        scheduler = Scheduler(made, queue, metrics)
         scheduler.start()
         started.append(scheduler)
         return scheduler, log
@@ -110,7 +121,7 @@ def test_turns_are_fair_and_admission_is_in_order(running):
     scheduler.submit([made for made, _ in jobs])
     gate.set()
     assert all(isinstance(inbox.end, Done) for _, inbox in jobs)
-    assert log == [1, 2, 1, 2, 1, 3, 1, 3]
+    assert log == [1, 2, 1, 2, 3, 1, 1, 3]  # a prompt's piece comes before the common step
 
 
 def test_the_queue_is_bounded_and_a_batch_is_taken_whole_or_not(running):
@@ -175,10 +186,31 @@ def test_stop_tells_everyone_why(running):
     assert not scheduler.alive
 
 
-def test_a_fault_is_one_request_s_and_frees_its_slot(running):
+def test_a_fault_in_a_prompt_is_one_request_s_and_frees_its_slot(running):
     scheduler, _ = running(1, 3, fault=2)
     jobs = [job(name) for name in (1, 2, 3)]
     scheduler.submit([made for made, _ in jobs])
     kinds = [inbox.end for _, inbox in jobs]
     assert isinstance(kinds[0], Done) and isinstance(kinds[2], Done)
     assert kinds[1].status == 500 and "RuntimeError" in kinds[1].message
+
+
+def test_a_fault_in_a_round_ends_those_who_took_it_and_no_other(running):
+    gate = threading.Event()
+    scheduler, _ = running(2, 3, gate=gate)
+    jobs = [job(name) for name in (1, 2, 3)]
+    scheduler.submit([made for made, _ in jobs])
+    real, rounds = scheduler._slots.step, []
+
+    def step(slots):
+        rounds.append(len(slots))
+        if len(rounds) == 1:
+            raise RuntimeError("boom")
+        real(slots)
+
+    scheduler._slots.step = step
+    gate.set()
+    ends = [inbox.end for _, inbox in jobs]
+    assert [end.status for end in ends[:2]] == [500, 500] and "RuntimeError" in ends[0].message
+    assert isinstance(ends[2], Done) and rounds[0] == 2
+    assert scheduler.load == (0, 0)

@@ -21,6 +21,7 @@ def test_on_a_gpu_what_slots_took_beside_their_state_counts(monkeypatch, taken, 
         return SimpleNamespace(nbytes=10 * MIB)
 
     monkeypatch.setattr(slots, "free_bytes", lambda device: free[0])
+    monkeypatch.setattr(slots, "Batch", lambda decoders: None)
     engine = SimpleNamespace(
         model=SimpleNamespace(device=torch.device("cuda")),
         decoder=lambda config: SimpleNamespace(reserve=reserve),

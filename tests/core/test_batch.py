@@ -1,0 +1,112 @@
+"""Requests beside each other in one forward answer what they answer alone."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from lumotree.batch import Active, Batch, probe_rows
+from lumotree.engine import DecoderConfig
+from lumotree.request import SamplingParams
+
+ARMS = {
+    "ar": DecoderConfig("root", 0, False),
+    "mtp-3": DecoderConfig("chain-3", 3, False),
+    "lumotree": DecoderConfig(),
+    "stops early": DecoderConfig(first_passes=1),
+    "reduced vocabulary": DecoderConfig("chain-5", 4, False, draft_vocab=900),
+}
+PROMPTS = [[7 * i % 4000 for i in range(n)] for n in (3, 262, 40, 7, 90)]
+SAMPLINGS = [
+    SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True),
+    SamplingParams(max_tokens=30, seed=1, ignore_eos=True),
+    SamplingParams(max_tokens=14, seed=2, temperature=1.2, top_k=0, ignore_eos=True),
+    SamplingParams(max_tokens=1, seed=3, ignore_eos=True),
+    SamplingParams(max_tokens=22, seed=4, repetition_penalty=1.2, ignore_eos=True),
+]
+
+
+@pytest.fixture
+def speaking(engines):
+    engine = engines("speaking")
+    if engine.row_multiple is None:
+        pytest.skip("no row multiple gives equal bits here")
+    return engine
+
+
+def facts(generation):
+    return (generation.token_ids, generation.text, generation.steps, generation.accepted_by_row,
+            generation.accepted_by_source)  # fmt: skip
+
+
+def decode_together(batch, prompts, samplings):
+    """Each request enters one round after the one before it; rounds until all have ended."""
+    waiting = list(enumerate(zip(prompts, samplings, strict=True)))
+    active, done = [], {}
+    while waiting or active:
+        if waiting:
+            number, (prompt, params) = waiting.pop(0)
+            decoder = batch.decoders[number]
+            active.append((number, Active(decoder, *decoder.begin(prompt, params))))
+        for number, a in [x for x in active if x[1].run.finish_reason]:
+            done[number] = facts(a.decoder.finish(a.run))
+            active.remove((number, a))
+        if active:
+            batch.step([a for _, a in active])
+    return [done[number] for number in sorted(done)]
+
+
+@pytest.mark.parametrize("config", ARMS.values(), ids=ARMS.keys())
+def test_every_request_answers_what_it_answers_alone(speaking, config, monkeypatch):
+    alone = [
+        facts(speaking.decoder(config).generate(prompt, params))
+        for prompt, params in zip(PROMPTS, SAMPLINGS, strict=True)
+    ]
+    batch = Batch([speaking.decoder(config) for _ in PROMPTS])
+    if batch.together == 1:
+        pytest.skip("products of more rows have other bits here")
+    forwards, forward = [], type(speaking.model).forward
+
+    def counted(self, ids, rows):
+        forwards.append(len(getattr(rows, "parts", [0])))
+        return forward(self, ids, rows)
+
+    monkeypatch.setattr(type(speaking.model), "forward", counted)
+    assert decode_together(batch, PROMPTS, SAMPLINGS) == alone
+    assert max(forwards) == min(batch.together, 4)  # one of the five ends with its prompt
+
+
+def test_a_round_is_cut_where_bits_would_change(speaking):
+    batch = Batch([speaking.decoder(ARMS["mtp-3"]) for _ in PROMPTS])
+    batch.together, rounds = 2, []
+    whole = batch._round
+    batch._round = lambda active: (rounds.append(len(active)), whole(active))
+    made = decode_together(batch, PROMPTS, SAMPLINGS)
+    assert max(rounds) == 2
+    assert made[1] == facts(speaking.decoder(ARMS["mtp-3"]).generate(PROMPTS[1], SAMPLINGS[1]))
+
+
+@pytest.mark.parametrize("limit", [None, 12, 8])
+def test_the_probe_finds_up_to_how_many_rows_bits_hold(speaking, limit, monkeypatch):
+    """A table whose products change a bit above `limit` rows."""
+    model, table = speaking.model, speaking.model.table
+
+    def linear(x, packed):
+        out = table.linear(x, packed)
+        return out if limit is None or x.shape[0] <= limit else torch.nextafter(out, out + 1)
+
+    changed = SimpleNamespace(
+        linear=linear, linear_swiglu=table.linear_swiglu, linear_add_norm=table.linear_add_norm
+    )
+    before = probe_rows(model, 4, 8, 3)
+    monkeypatch.setattr(model, "table", changed)
+    assert probe_rows(model, 4, 8, 3) == min(before, limit or before)
+
+
+def test_a_verifier_that_holds_one_request_takes_turns(speaking):
+    config = DecoderConfig(verify="native-path")
+    batch = Batch([speaking.decoder(config) for _ in range(2)])
+    assert batch.together == 1
+    alone = facts(speaking.decoder(config).generate(PROMPTS[2], SAMPLINGS[1]))
+    made = decode_together(batch, [PROMPTS[2]] * 2, [SAMPLINGS[1]] * 2)
+    assert made == [alone, alone]
