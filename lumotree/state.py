@@ -18,7 +18,8 @@ from lumotree.model.config import ModelConfig
 
 @dataclass
 class KVCache:
-    """Keys and values of a stack of attention layers, [layers, kv_heads, slots, head_dim].
+    """Keys and values of a stack of attention layers, [layers, kv_heads, slots, head_dim], or of
+    several seats, with a dimension of those in front.
 
     float32 for the torch operations, whatever the model dtype: its values are widened once here
     and not at every step. Kernels read the model dtype.
@@ -35,14 +36,15 @@ class KVCache:
         slots: int,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
+        lead: tuple[int, ...] = (),
     ) -> KVCache:
-        shape = (layers, config.num_key_value_heads, slots, config.head_dim)
+        shape = (*lead, layers, config.num_key_value_heads, slots, config.head_dim)
         keys = torch.empty(shape, dtype=dtype, device=device)
         return cls(keys, torch.empty_like(keys))
 
     @property
     def slots(self) -> int:
-        return self.keys.shape[2]
+        return self.keys.shape[-2]
 
     def write(self, layer: int, slots: Tensor | slice, keys: Tensor, values: Tensor) -> None:
         """Stores [n, kv_heads, head_dim] rows at `slots`; a value that is not finite becomes 0.
@@ -92,51 +94,92 @@ class Snapshot:
         return sum(t.numel() * t.element_size() for t in tensors)
 
 
-class HybridState:
-    """State buffers of one request slot, reused from request to request after `reset`.
+@dataclass
+class StateBuffers:
+    """Room for the surfaces of one state of `capacity` tokens, or of one a seat.
 
     recurrent: float32 [linear layers, value heads, dk, dv]. conv: model dtype
     [linear layers, width - 1, channels], oldest input first. kv: every full-attention layer.
     mtp_kv: the draft head's one layer; its slot p belongs to the pair (token p, hidden of
-    p - 1), so slot 0 does not exist and is never seen. mtp_hidden: final-normed hidden rows of
-    the last positions before `length` whose successors have no draft-head slot yet.
+    p - 1), so slot 0 does not exist and is never seen. With seats, all have them in front.
     """
 
-    def __init__(
-        self,
+    recurrent: Tensor
+    conv: Tensor
+    kv: KVCache
+    mtp_kv: KVCache | None
+    hidden_size: int
+
+    @classmethod
+    def empty(
+        cls,
         config: ModelConfig,
         capacity: int,
         dtype: torch.dtype,
         device: torch.device,
         mtp: bool,
         kv_dtype: torch.dtype = torch.float32,
-    ) -> None:
-        self.capacity = capacity
-        self.recurrent = torch.empty(
+        seats: int | None = None,
+    ) -> StateBuffers:
+        lead = () if seats is None else (seats,)
+        recurrent = (
             config.num_linear_layers,
             config.linear_num_value_heads,
             config.linear_key_head_dim,
             config.linear_value_head_dim,
-            device=device,
         )
-        self.conv = torch.empty(
-            config.num_linear_layers,
-            config.conv_kernel - 1,
-            config.conv_dim,
-            dtype=dtype,
-            device=device,
+        conv = (config.num_linear_layers, config.conv_kernel - 1, config.conv_dim)
+
+        def cache(layers: int) -> KVCache:
+            return KVCache.empty(config, layers, capacity, device, kv_dtype, lead)
+
+        return cls(
+            torch.empty(*lead, *recurrent, device=device),
+            torch.empty(*lead, *conv, dtype=dtype, device=device),
+            cache(config.num_full_layers),
+            cache(1) if mtp else None,
+            config.hidden_size,
         )
-        self.kv = KVCache.empty(config, config.num_full_layers, capacity, device, kv_dtype)
-        self.mtp_kv = KVCache.empty(config, 1, capacity, device, kv_dtype) if mtp else None
-        self.hidden_size = config.hidden_size
+
+    @property
+    def caches(self) -> list[KVCache]:
+        return [self.kv] if self.mtp_kv is None else [self.kv, self.mtp_kv]
+
+    @property
+    def nbytes(self) -> int:
+        sides = (side for cache in self.caches for side in (cache.keys, cache.values))
+        tensors = [self.recurrent, self.conv, *sides]
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+    def seat(self, seat: int) -> StateBuffers:
+        """Views of one seat's surfaces."""
+
+        def of(cache: KVCache | None) -> KVCache | None:
+            return cache and KVCache(cache.keys[seat], cache.values[seat])
+
+        return StateBuffers(
+            self.recurrent[seat], self.conv[seat], of(self.kv), of(self.mtp_kv), self.hidden_size
+        )
+
+
+class HybridState:
+    """State of one request, reused from request to request after `reset`; see StateBuffers.
+
+    mtp_hidden: final-normed hidden rows of the last positions before `length` whose successors
+    have no draft-head slot yet.
+    """
+
+    def __init__(self, buffers: StateBuffers) -> None:
+        self.buffers = buffers
+        self.recurrent, self.conv = buffers.recurrent, buffers.conv
+        self.kv, self.mtp_kv = buffers.kv, buffers.mtp_kv
+        self.capacity, self.hidden_size = buffers.kv.slots, buffers.hidden_size
         self.reset()
 
     @property
     def nbytes(self) -> int:
         """Bytes of the buffers that stay."""
-        caches = [self.kv] if self.mtp_kv is None else [self.kv, self.mtp_kv]
-        tensors = [self.recurrent, self.conv, *(s for c in caches for s in (c.keys, c.values))]
-        return sum(t.numel() * t.element_size() for t in tensors)
+        return self.buffers.nbytes
 
     def reset(self) -> None:
         """Back to the empty prefix. Keys and values past `length` are never read, so they stay."""

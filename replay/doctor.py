@@ -18,7 +18,7 @@ from lumotree.model.names import tensor_shapes
 from lumotree.model.rehearsal import PREFIX, SHAPES
 from lumotree.model.source import ModelSource, open_source
 from lumotree.ops.table import has_kernels
-from lumotree.state import HybridState
+from lumotree.state import StateBuffers
 from lumotree.tree import MAX_ROWS
 from replay.launching import launches
 from replay.machine import describe_machine, describe_versions
@@ -194,10 +194,8 @@ def state_bytes(source: ModelSource, context: int, device: torch.device, dtype: 
     """Bytes of one request's state at `context` tokens, rows of a tree past them included."""
     kv_dtype = dtype if has_kernels(device) else torch.float32
     capacity, meta = context + MAX_ROWS, torch.device("meta")
-    state = HybridState(source.config, capacity, dtype, meta, source.has_mtp(), kv_dtype)
-    caches = [cache for cache in (state.kv, state.mtp_kv) if cache is not None]
-    buffers = [state.recurrent, state.conv, *(s for c in caches for s in (c.keys, c.values))]
-    return sum(buffer.numel() * buffer.element_size() for buffer in buffers)
+    has_mtp = source.has_mtp()
+    return StateBuffers.empty(source.config, capacity, dtype, meta, has_mtp, kv_dtype).nbytes
 
 
 def probe_model(model: str, device: torch.device, dtype: str) -> dict[str, Any]:

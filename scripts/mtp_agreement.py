@@ -19,7 +19,6 @@ from torch import Tensor
 from lumotree.engine import Engine
 from lumotree.model.hybrid import HybridModel
 from lumotree.model.rows import PrefillRows
-from lumotree.state import HybridState
 
 WINDOW = 512
 
@@ -44,7 +43,7 @@ def choices(model: HybridModel, ids: Tensor, pre_norm: bool) -> tuple[Tensor, Te
     chosen[p] follows token p; drafted[p] follows token p + 1, from row p and token p + 1.
     """
     n = ids.numel()
-    state = HybridState(model.config, n, model.dtype, model.device, mtp=True)
+    state = model.new_state(n, mtp=True)
     rows = PrefillRows(state.kv, 0, n, model.rope, state)
     raw, hidden = model.stream(ids, rows)
     chosen = model.logits(hidden).argmax(-1)

@@ -13,7 +13,7 @@ from lumotree.model.layers import DecoderLayer, Rows, Take, below
 from lumotree.model.source import ModelSource, Weights
 from lumotree.ops import reference as ops
 from lumotree.ops.table import Table, has_kernels, table_for
-from lumotree.state import HybridState
+from lumotree.state import HybridState, StateBuffers
 from lumotree.tree import MAX_ROWS
 
 # Rope positions made at load; longer requests reserve more, up to the model's context.
@@ -74,7 +74,13 @@ class HybridModel:
 
     def new_state(self, capacity: int, mtp: bool) -> HybridState:
         """An empty state slot of `capacity` positions; `mtp`: with room for the draft head."""
-        return HybridState(self.config, capacity, self.dtype, self.device, mtp, self.kv_dtype)
+        return HybridState(self.new_buffers(capacity, mtp))
+
+    def new_buffers(self, capacity: int, mtp: bool, seats: int | None = None) -> StateBuffers:
+        """The room of such a slot, or of one a seat."""
+        return StateBuffers.empty(
+            self.config, capacity, self.dtype, self.device, mtp, self.kv_dtype, seats
+        )
 
     @classmethod
     def load(

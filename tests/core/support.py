@@ -53,7 +53,7 @@ def prefill(
     """The state after `tokens`, in a slot that held NaN, and the logits of every position."""
     with_mtp = draft_head and model.mtp is not None
     capacity = len(tokens) + room
-    state = HybridState(model.config, capacity, model.dtype, model.device, with_mtp)
+    state = model.new_state(capacity, with_mtp)
     poison(state)
     state.reset()
     ids = torch.tensor(tokens)

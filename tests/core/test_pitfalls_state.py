@@ -10,7 +10,6 @@ from lumotree.engine import DecoderConfig
 from lumotree.model.hybrid import HybridModel
 from lumotree.model.runner import RowRunner
 from lumotree.model.source import open_source
-from lumotree.state import HybridState
 from lumotree.tree import tree_from_name
 from tests.core.support import (
     AR,
@@ -110,7 +109,7 @@ def test_3_a_snapshot_restores_every_surface_into_a_poisoned_slot(engines):
     drafts = mtp.draft(model, state, text, 5, runner)
     logits = decode(model, runner, state, [7, 8, 9])
 
-    other = HybridState(model.config, 200, model.dtype, model.device, mtp=True)
+    other = model.new_state(200, mtp=True)
     poison(other)
     other.restore(saved)
     assert_same_bits(other.snapshot(tuple(prompt)), saved)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lumotree import prefix
 from lumotree.model.config import ModelConfig
 from lumotree.prefix import PrefixStore, worth_saving
-from lumotree.state import HybridState
+from lumotree.state import HybridState, StateBuffers
 from tests.tiny import Geometry
 
 CHUNK, SLOTS = 3, 16
@@ -19,7 +19,7 @@ CONFIG = ModelConfig.from_dict(json.loads(Geometry().config().to_json_string(use
 
 
 def empty(mtp=True):
-    state = HybridState(CONFIG, SLOTS, torch.float32, DEVICE, mtp)
+    state = HybridState(StateBuffers.empty(CONFIG, SLOTS, torch.float32, DEVICE, mtp))
     for cache in caches(state):
         cache.keys.fill_(float("nan"))
         cache.values.fill_(float("nan"))

@@ -8,7 +8,7 @@ import torch
 from lumotree.engine import DecoderConfig, Engine
 from lumotree.model.rows import PrefillRows, TreeRows
 from lumotree.request import SamplingParams
-from lumotree.state import HybridState
+from lumotree.state import HybridState, StateBuffers
 from lumotree.tree import tree_from_name
 
 pytestmark = [
@@ -24,7 +24,7 @@ def tree_step(engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
     model = engine.model
     ids = torch.randint(model.config.vocab_size, (PREFIX + 32,), generator=torch.Generator())
     ids = ids.to(model.device)
-    state = HybridState(model.config, 512, model.dtype, model.device, mtp=False)
+    state = HybridState(StateBuffers.empty(model.config, 512, model.dtype, model.device, False))
     for start in range(0, PREFIX, 256):
         piece = ids[start : min(start + 256, PREFIX)]
         rows = PrefillRows(state.kv, start, piece.numel(), model.rope, state)

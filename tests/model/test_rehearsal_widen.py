@@ -56,7 +56,7 @@ class Pass:
 @torch.no_grad()
 def forward(model: HybridModel, tokens: torch.Tensor = TOKENS) -> Pass:
     n = tokens.numel()
-    state = HybridState(model.config, n + 1, model.dtype, CPU, mtp=True)
+    state = model.new_state(n + 1, mtp=True)
     stream, hidden = model.stream(tokens, PrefillRows(state.kv, 0, n, model.rope, state))
     drafts, before = [], hidden
     for _ in range(2):
