@@ -34,11 +34,17 @@ def engines(tiny_folder, speaking_folder):
     """engines(model, dtype, rows): engines over `tiny`, `speaking` or `embedded`, loaded once."""
     folders = {"tiny": tiny_folder, "speaking": speaking_folder, "embedded": EMBEDDED}
     loaded: dict[tuple[str, str, str], Engine] = {}
+    probed: dict[tuple[str, str], int | None] = {}
 
     def get(model: str, dtype: str = "float32", rows: str = "natural") -> Engine:
         key = (model, dtype, rows)
         if key not in loaded:
-            loaded[key] = Engine.load(str(folders[model]), dtype=dtype, device="cpu", rows=rows)
+            with pytest.MonkeyPatch.context() as patch:
+                if (model, dtype) in probed:  # what it finds does not depend on the row mode
+                    found = probed[model, dtype]
+                    patch.setattr("lumotree.engine.probe_row_multiple", lambda model: found)
+                engine = Engine.load(str(folders[model]), dtype=dtype, device="cpu", rows=rows)
+            probed[model, dtype], loaded[key] = engine.row_multiple, engine
         return loaded[key]
 
     return get

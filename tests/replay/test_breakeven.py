@@ -1,4 +1,4 @@
-"""The break-even map: arithmetic of its rows, and a small measurement on the embedded model."""
+"""The break-even map: arithmetic of its rows, and a small measurement."""
 
 import io
 import json
@@ -12,6 +12,7 @@ from replay.cli import app
 from replay.prediction import Reach
 from replay.tables import print_breakeven
 from tests.replay.fakes import corpus_lines, write_corpus
+from tests.tiny import save_speaking
 
 ROW = {
     "kind", "name", "tree", "passes", "suffix", "rows", "mean_rows", "depth", "draft_ms",
@@ -83,16 +84,17 @@ def test_shapes_cover_chains_parts_and_wide_trees():
     assert all(s.tokens_per_step is None for s in wide.values())
 
 
-def test_a_small_study_on_the_embedded_model(tmp_path, monkeypatch):
+def test_a_small_study(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    save_speaking(tmp_path / "model")
     corpus = write_corpus(tmp_path / "c.jsonl", corpus_lines(2, 2))
     monkeypatch.setattr("replay.breakeven.CHAINS", (1, 3))
     monkeypatch.setattr("replay.breakeven.PRUNED_SIZES", (4, 8))
     monkeypatch.setattr("replay.breakeven.WIDE", ((4, 1),))
     done = CliRunner().invoke(
         app,
-        ["breakeven", str(corpus), "--requests", "2", "--tokens", "24", "--repeats", "2",
-         "--out", "map.json", "--json"],
+        ["breakeven", str(corpus), "--model", "model", "--requests", "2", "--tokens", "24",
+         "--repeats", "2", "--out", "map.json", "--json"],
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)

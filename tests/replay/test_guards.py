@@ -139,15 +139,20 @@ def test_margins_beyond_the_first_ten_are_unknown_and_no_fault():
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 10, 43])
 def test_honest_cap_stops_are_seldom_withheld(n):
     """Both arms end at the cap by a coin of their own, of any bias."""
-    random = np.random.default_rng(n)
+    random, arms, ends = np.random.default_rng(n), ("server", "ar"), ("stop", "length")
+    made = {
+        (arm, i, end): row(arm, None, request=f"r{i}", completion_tokens=9, finish_reason=end)
+        for arm in arms
+        for i in range(n)
+        for end in ends
+    }
     for share in (0.3, 0.5, 0.8):
         failed = 0
         for capped in random.random((1000, 2, n)) < share:
             own, base = (
-                [row(arm, None, request=f"r{i}", completion_tokens=9,
-                     finish_reason="length" if cap else "stop") for i, cap in enumerate(caps)]
-                for arm, caps in zip(("server", "ar"), capped, strict=True)
-            )  # fmt: skip
+                [made[arm, i, ends[cap]] for i, cap in enumerate(caps)]
+                for arm, caps in zip(arms, capped.astype(int), strict=True)
+            )
             evidence = Evidence("server", own, "ar", base)
             failed += check_length_stops(evidence).status == "fail"
         assert failed < 20, (share, failed)

@@ -11,6 +11,8 @@ from arms.spec import parse_arms
 from lumotree.errors import LumoTreeError
 from replay.cli import app
 from replay.variants import SETS, variant_set
+from tests.replay.fakes import corpus_lines, write_corpus
+from tests.tiny import save_speaking
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -31,9 +33,10 @@ def test_an_unknown_set_names_those_there_are():
 
 
 def test_drafting_variants_are_replayed_and_tabled(tmp_path):
-    out = tmp_path / "run"
-    arguments = ["variants", "corpora/first.jsonl", "--set", "drafting", "--runs", "1"]
-    arguments += ["--limit", "2", "--cap", "12", "--out", str(out), "--device", "cpu"]
+    out, corpus = tmp_path / "run", write_corpus(tmp_path / "c.jsonl", corpus_lines(1, 2))
+    save_speaking(tmp_path / "model")
+    arguments = ["variants", str(corpus), "--model", str(tmp_path / "model"), "--set", "drafting"]
+    arguments += ["--runs", "1", "--cap", "12", "--out", str(out), "--device", "cpu"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     summary = json.loads((out / "summary.json").read_text())
