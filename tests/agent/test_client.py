@@ -120,7 +120,7 @@ def test_a_server_that_is_not_there_is_named() -> None:
         ChatClient("http://127.0.0.1:9")(BODY)
 
 
-@pytest.mark.parametrize("wait_s", [0.15, 5.0], ids=["trickle", "silence"])
+@pytest.mark.parametrize("wait_s", [0.3, 20.0], ids=["trickle", "silence"])
 def test_the_deadline_ends_an_answer_that_does_not(server: FakeServer, wait_s: float) -> None:
     server.wait_s = wait_s
     server.chunks(*[delta(content="x") for _ in range(20)])
@@ -129,7 +129,7 @@ def test_the_deadline_ends_an_answer_that_does_not(server: FakeServer, wait_s: f
     began = time.monotonic()
     with pytest.raises(OutOfTime) as caught:
         client(BODY)
-    assert caught.value.asked and time.monotonic() - began < 3
+    assert caught.value.asked and time.monotonic() - began < 5
     with pytest.raises(OutOfTime) as caught:
         client(BODY)
     assert not caught.value.asked

@@ -39,7 +39,7 @@ def test_a_study_of_the_embedded_model(tiny_folder: Path, workspaces, tmp_path: 
         tmp_path / "run",
         "ar",
         budget=Budget(seconds=300.0, steps=2, max_tokens=12),
-        server_options=("--threads", "1", "--request-timeout", "299.5"),
+        server_options=("--threads", "1", "--request-timeout", f"299.{os.getpid()}"),
     )
     found = study.run()
     arm = found["arms"]["ar"]
@@ -53,7 +53,7 @@ def test_a_study_of_the_embedded_model(tiny_folder: Path, workspaces, tmp_path: 
     assert re.search(
         r"\| ar \| \d of 3 \| \d \| \d+\.\d\d \|", (tmp_path / "run/study.md").read_text()
     )
-    assert not serving("299.5")
+    assert not serving(f"299.{os.getpid()}")
 
 
 def test_an_arm_that_does_not_start_says_what_the_server_said(tmp_path: Path) -> None:
@@ -78,21 +78,22 @@ def test_advice_of_the_server_names_options_of_the_study(
 
 
 def test_a_killed_study_leaves_no_server(tmp_path: Path) -> None:
+    mark = f"298.{os.getpid()}"
     code = (
         "import sys, time; from pathlib import Path\n"
         "from replay.agent.servers import LumoTreeServer\n"
-        "server = LumoTreeServer('ar', ['--request-timeout', '298.5'], Path(sys.argv[1]))\n"
+        f"server = LumoTreeServer('ar', ['--request-timeout', '{mark}'], Path(sys.argv[1]))\n"
         "print(server.start(), server.url, flush=True); time.sleep(300)"
     )
     caller = subprocess.Popen(
         [sys.executable, "-c", code, tmp_path / "log"], stdout=subprocess.PIPE, text=True
     )
     assert "http://127.0.0.1:" in caller.stdout.readline()
-    assert serving("298.5")
+    assert serving(mark)
     caller.send_signal(signal.SIGKILL)
     caller.wait()
     caller.stdout.close()
     deadline = time.monotonic() + 60
-    while serving("298.5") and time.monotonic() < deadline:
+    while serving(mark) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not serving("298.5")
+    assert not serving(mark)

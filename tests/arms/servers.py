@@ -51,7 +51,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(line + b"\n\n")
             self.wfile.flush()
         if self.server.stall == "wait":
-            self.server.done.wait(5)
+            self.server.done.wait(60)
 
 
 def closed_url():

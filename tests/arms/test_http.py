@@ -25,7 +25,7 @@ def event(ids, finish=None, **extra):
 
 @pytest.fixture
 def arm(server):
-    arm = SglangArm(ArmSpec("sglang-eagle", {"url": server.url}), timeout_s=0.5)
+    arm = SglangArm(ArmSpec("sglang-eagle", {"url": server.url}), timeout_s=2.0)
     yield arm
     arm.close()
 

@@ -38,7 +38,7 @@ def usage(prompt=3, completion=5, cached=2):
 @pytest.fixture
 def arm(server):
     server.pages["/v1/models"] = MODELS
-    arm = OpenAIArm(parse_arm(f"openai:url={server.url}/v1"), timeout_s=0.5)
+    arm = OpenAIArm(parse_arm(f"openai:url={server.url}/v1"), timeout_s=2.0)
     arm.start()
     yield arm
     arm.close()
@@ -46,7 +46,7 @@ def arm(server):
 
 def made(server, text):
     server.pages["/v1/models"] = MODELS
-    arm = OpenAIArm(parse_arm(text.format(url=server.url)), timeout_s=0.5)
+    arm = OpenAIArm(parse_arm(text.format(url=server.url)), timeout_s=2.0)
     return arm
 
 

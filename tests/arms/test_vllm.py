@@ -35,7 +35,7 @@ def page(generated, steps, drafted, by_depth):
 def arm(server):
     server.pages |= {"/v1/models": MODELS, "/metrics": page(100, 30, 150, (40, 30))}
     server.script = [chunk("abcde", [1, 2, 3, 4, 5], "length"), usage(completion=5), DONE]
-    arm = VllmArm(parse_arm(f"vllm-mtp:url={server.url}"), timeout_s=0.5)
+    arm = VllmArm(parse_arm(f"vllm-mtp:url={server.url}"), timeout_s=2.0)
     assert arm.start()["kind"] == "vllm"
     yield arm
     arm.close()
@@ -82,7 +82,7 @@ def test_requests_at_once_are_not_told_apart(server, arm):
     started, serve = threading.Barrier(2), OpenAIArm._serve
 
     def meet(*args):
-        started.wait(5)
+        started.wait(60)
         return serve(*args)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -27,7 +27,7 @@ def start(folder, pause, *arguments):
 
 
 def finish(process):
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=180)
     return process.returncode, out, err
 
 
@@ -37,7 +37,7 @@ def rows(folder, name):
 
 
 def wait_for_rows(path, count):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         if path.exists() and path.read_bytes().count(b"\n") >= count:
             return
@@ -54,7 +54,7 @@ def test_kills_lose_and_repeat_nothing(tmp_path):
 
     chance = random.Random()
     arguments = ["c.jsonl", *ARMS, "--out", "broken"]
-    for target in sorted(chance.sample(range(len(whole)), 3)):
+    for target in sorted(chance.sample(range(len(whole)), 2)):
         process = start(tmp_path, 0.01, *arguments)
         wait_for_rows(tmp_path / "broken" / "requests.jsonl", target)
         time.sleep(chance.uniform(0, 0.012))

@@ -124,7 +124,7 @@ class Running:
         self.thread.start()
 
     def stop(self):
-        asyncio.run_coroutine_threadsafe(self.proxy.stop(1.0), self.loop).result(5)
+        asyncio.run_coroutine_threadsafe(self.proxy.stop(30.0), self.loop).result(60)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
         self.loop.close()
@@ -153,7 +153,7 @@ def through(tmp_path):
 
 def ask(port, *requests, answers=None):
     """The raw bytes that come back for requests on one connection, until they stop."""
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
         got = b""
         for index, each in enumerate(requests):
             sock.sendall(each)
@@ -320,15 +320,16 @@ def test_a_client_that_leaves(through):
     left = threading.Event()
 
     def wait():
-        assert left.wait(5)
+        assert left.wait(60)
         time.sleep(0.05)
         return STREAM[3]
 
     _, proxy = through([*STREAM[:3], wait, *STREAM[3:]])
     with socket.create_connection(("127.0.0.1", proxy.port)) as sock:
         sock.sendall(request())
-        time.sleep(0.1)
-        assert sock.recv(1 << 16)
+        got = b""
+        while len(got) < sum(map(len, STREAM[:3])):
+            got += sock.recv(1 << 16)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     left.set()
     (line,) = proxy.lines()
@@ -391,12 +392,13 @@ def test_chunks_are_not_held_back(through):
         assert len(delays) == 60
         return statistics.median(delays) / 1e6
 
-    script = [head, *[stamped] * 60, b"0\r\n\r\n"]
-    upstream, proxy = through(list(script), list(script))
-    direct, passed = delay(upstream.port), delay(proxy.port)
+    script, tries = [head, *[stamped] * 60, b"0\r\n\r\n"], 5
+    upstream, proxy = through(*[list(script) for _ in range(2 * tries)])
+    # Far above the 0.5 ms that scripts/proxy_delay.py measures on a quiet machine. A busy one
+    # may be slow now and then; a proxy that waits for more bytes is slow every time.
+    found = any(delay(proxy.port) - delay(upstream.port) < 10.0 for _ in range(tries))
     proxy.stop()
-    # Far above the 0.5 ms that scripts/proxy_delay.py measures on a quiet machine.
-    assert passed - direct < 10.0
+    assert found
 
 
 @pytest.mark.parametrize(
@@ -423,7 +425,7 @@ def test_the_command(tmp_path):
     assert said.startswith("recording http://127.0.0.1:")
     ask(int(said.split(" ")[1].rpartition(":")[2]), request(), answers=[script])
     run.terminate()
-    stdout, _ = run.communicate(timeout=10)
+    stdout, _ = run.communicate(timeout=60)
     upstream.close()
     assert run.returncode == 0
     assert json.loads(stdout) == {
@@ -447,6 +449,6 @@ def test_the_command_fails_when_a_request_could_not_be_written():
     said = run.stderr.readline()
     ask(int(said.split(" ")[1].rpartition(":")[2]), request(), answers=[script])
     run.terminate()
-    _, said = run.communicate(timeout=10)
+    _, said = run.communicate(timeout=60)
     upstream.close()
     assert run.returncode == 1 and "cannot be written: No space left" in said

@@ -33,11 +33,11 @@ def served(
         thread = threading.Thread(target=loop.run, kwargs={"sockets": [sock]})
         thread.start()
         try:
-            assert ready.wait(10)
+            assert ready.wait(60)
             yield server, f"http://127.0.0.1:{sock.getsockname()[1]}"
         finally:
             loop.should_exit = True
             server.scheduler.stop()
-            thread.join(10)
+            thread.join(60)
             server.close()
             assert not thread.is_alive()

@@ -44,7 +44,7 @@ class Process:
 
         thread = threading.Thread(target=read)
         thread.start()
-        assert begun.wait(30)
+        assert begun.wait(60)
         return thread
 
 
@@ -59,7 +59,7 @@ def test_the_first_signal_drains_and_the_second_stops(folder):
     process.run.send_signal(signal.SIGTERM)
     thread.join(60)
     assert told[-1] == "data: [DONE]" and json.loads(told[-2][6:])["usage"]["completion_tokens"]
-    assert process.run.wait(30) == 0
+    assert process.run.wait(60) == 0
 
     process, told = Process(folder, "--max-context", "4000"), []
     thread = process.stream(3900, told)
@@ -69,10 +69,10 @@ def test_the_first_signal_drains_and_the_second_stops(folder):
             answer = httpx.get(f"{process.url}/health")
             assert answer.status_code in (200, 503)
     process.run.send_signal(signal.SIGTERM)
-    thread.join(30)
+    thread.join(60)
     assert told[-1] == "data: [DONE]"
     assert json.loads(told[-2][6:])["error"]["code"] == "shutting_down"
-    assert process.run.wait(30) == 0
+    assert process.run.wait(60) == 0
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ class FakeSlot:
 
     def advance(self):
         if self.gate is not None:
-            assert self.gate.wait(5)
+            assert self.gate.wait(60)
         if self.fault is not None and self.name == self.fault:
             raise RuntimeError("boom")
         self.log.append(self.name)
@@ -83,7 +83,7 @@ class Inbox(list):
 
     @property
     def end(self):
-        assert self.ended.wait(5)
+        assert self.ended.wait(60)
         return self[-1]
 
 
@@ -110,7 +110,7 @@ def running():
     yield start
     for scheduler in started:
         scheduler.stop()
-        scheduler.join(5)
+        scheduler.join(60)
         assert not scheduler.alive
 
 
@@ -182,7 +182,7 @@ def test_stop_tells_everyone_why(running):
     scheduler.submit([made for made, _ in jobs])
     scheduler.stop("because")
     assert [inbox.end.message for _, inbox in jobs] == ["because"] * 3
-    scheduler.join(5)
+    scheduler.join(60)
     assert not scheduler.alive
 
 

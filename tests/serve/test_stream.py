@@ -31,8 +31,8 @@ def test_the_work_is_abandoned_before_its_chunks_end():
     async def send(message):
         await asyncio.sleep(0)
 
-    stream = EventStream(chunks(), abandoned.set, 5.0)
-    asyncio.run(asyncio.wait_for(stream({}, leaves, send), 5.0))
+    stream = EventStream(chunks(), abandoned.set, 60.0)
+    asyncio.run(asyncio.wait_for(stream({}, leaves, send), 60.0))
     assert abandoned.is_set()
 
 
@@ -58,7 +58,7 @@ def test_leaving_stops_the_sender_wherever_it_is(turns):
         await asyncio.sleep(0)
         sent.append(message)
 
-    asyncio.run(EventStream(chunks(), abandoned.set, 5.0)({}, leaving, send))
+    asyncio.run(EventStream(chunks(), abandoned.set, 60.0)({}, leaving, send))
     assert abandoned.is_set() and len(sent) < 1000
 
 

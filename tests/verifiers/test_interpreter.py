@@ -54,6 +54,6 @@ def test_kernels_in_the_interpreter(name, schedule, block):
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
