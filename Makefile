@@ -8,6 +8,8 @@
 
 PYTHON ?= python3
 PIP_ARGS ?=
+# A process for each core, which hands tests to one that has none left.
+PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist worksteal
 REPLAY_ARGS ?= --runs 2 --limit 6 --cap 64
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -18,7 +20,7 @@ replay: $(STAMP)
 	$(BIN)/lumotree replay corpora/first.jsonl --arms all $(REPLAY_ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
