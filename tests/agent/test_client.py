@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -35,10 +36,11 @@ class FakeServer:
                 owner.seen.append({"path": self.path, "body": body, **dict(self.headers)})
                 self.send_response(owner.status)
                 self.end_headers()
-                for part in owner.data.split(b"|"):
-                    self.wfile.write(part)
-                    self.wfile.flush()
-                    time.sleep(owner.wait_s)
+                with contextlib.suppress(OSError):  # a client may leave
+                    for part in owner.data.split(b"|"):
+                        self.wfile.write(part)
+                        self.wfile.flush()
+                        time.sleep(owner.wait_s)
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
