@@ -4,7 +4,7 @@ run.json            what was asked for, machine, versions, arms
 attempts.jsonl      one row per attempt that ended, appended when everything else is on disk
 attempts/ARM/TASK.traj.json, TASK.diff     the trajectory and the agent's diff
 recorded/ARM/TASK.jsonl                    its requests as corpus lines
-ARM.preds.json, ARM.jsonl, summary.json, study.md     made from these at the end
+ARM.preds.json, ARM.jsonl, summary.json, study.md, report.html     made from these at the end
 """
 
 from __future__ import annotations
@@ -44,14 +44,21 @@ class StudyFolder:
         folder.write_run()
         return folder
 
+    @staticmethod
+    def is_study(path: Path) -> bool:
+        """Whether the folder says that it is a study, of whatever version."""
+        try:
+            return json.loads((path / "run.json").read_bytes())["kind"] == KIND
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
     @classmethod
     def open(cls, path: Path) -> StudyFolder:
         """An existing study. Raises CorpusError."""
-        try:
+        known = cls.is_study(path)
+        if known:
             run = json.loads((path / "run.json").read_bytes())
-            known = run["kind"] == KIND and run["schema_version"] == SCHEMA_VERSION
-        except (OSError, ValueError, KeyError, TypeError):
-            known = False
+            known = run.get("schema_version") == SCHEMA_VERSION
         if not known:
             raise CorpusError(f"{path} is no folder of an agent study that this version reads")
         return cls(path, run)
@@ -89,6 +96,16 @@ class StudyFolder:
             file.truncate(data.rfind(b"\n") + 1)
             file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
             os.fsync(file.fileno())
+
+    def summary(self) -> Row:
+        """summary.json. Raises CorpusError before the study has come to its end."""
+        path = self.path / "summary.json"
+        try:
+            return json.loads(path.read_bytes())
+        except (OSError, ValueError):
+            raise CorpusError(
+                f"{path} is not there or not whole", f"lumotree agent-study --resume {self.path}"
+            ) from None
 
     def write_run(self) -> None:
         self.write("run.json", json.dumps(self.run, indent=2, ensure_ascii=False) + "\n")

@@ -25,13 +25,15 @@ from replay.agent.prompt import SAMPLING
 from replay.agent.sandbox import Sandbox
 from replay.agent.servers import ServedArm, arm_names, make_arm
 from replay.agent.store import StudyFolder
+from replay.agent.summary import summarise
 from replay.agent.supervise import Limits
-from replay.agent.table import markdown, summarise
+from replay.agent.table import markdown
 from replay.agent.tasks import Task
 from replay.agent.trajectory import trajectory
 from replay.agent.workspace import TaskShell, Workspaces
 from replay.corpus import CHAT_URL
 from replay.machine import describe_machine, describe_versions, git_commit
+from replay.report.study import write_study_report
 
 SPOILED = "X"
 # As much as other agents show; long enough to read a function, short enough for many turns.
@@ -91,6 +93,7 @@ class Study:
         summary = summarise(self.folder.run, self.folder.rows())
         self.folder.write("summary.json", json.dumps(summary, indent=2) + "\n")
         self.folder.write("study.md", markdown(summary))
+        write_study_report(self.folder.path)
         return summary
 
     def _arm(self, name: str) -> None:

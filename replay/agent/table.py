@@ -1,14 +1,13 @@
-"""The study's table in the paper's shape, and what stands behind it. Reads saved rows only."""
+"""The tables of a study: the paper's shape with its figures beside, and what stands behind it."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
-from replay.agent.counters import Difference, total
+from replay.agent.summary import OUTCOMES
+from replay.export import markdown_table
+from replay.report.cells import Cell, Table, count, number, words
 
-SCHEMA_VERSION = 1
 # The paper's study: ten tasks, one attempt each, a 27B model on one GPU.
 # Arm: resolved of ten, requests, tok/s, minutes, output tokens.
 PAPER = {
@@ -17,190 +16,133 @@ PAPER = {
     "sglang-eagle": (5, 210, 29.89, 103.0, 158_827),
 }
 PAPER_TASKS = 10
-OUTCOMES = {
-    "R": "resolved: every test passes",
-    "F": "a test fails",
-    "E": "no change outside the tests",
-    "X": "the server failed; no attempt of the agent, and run again by --resume",
-}
-ONE_ATTEMPT = (
-    "One attempt per task and arm shows that an arm can carry an agent through whole tasks, and "
-    "what that took in time and tokens. It does not show which arm solves more: over {n} "
-    "two arms that both resolve every second task differ by {gap} or more resolved tasks about "
-    "one time in {chance}, because sampling alone changes what an agent does."
+BESIDE = (
+    "Rows of the paper are of ten release tasks with a 27B model on one GPU; they stand here for "
+    "their shape, not to be compared with another model or machine."
 )
+KINDS = {"R": "good", "F": "bad", "E": "soft", "X": "warn"}
 
 
-def summarise(run: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """summary.json of a study: one entry per arm, one cell per arm and task."""
-    tasks = list(run["tasks"])
-    arms = {}
-    for name, known in run["arms"].items():
-        own = [row for row in rows if row["arm"] == name]
-        arms[name] = _arm(own, known, len(tasks))
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "tasks": tasks,
-        "sets": run["sets"],
-        "arms": arms,
-        "budget": run["options"]["budget"],
-        "sandbox": run["sandbox"],
-        "contained": run["contained"],
-        "caution": caution(len(tasks)),
-    }
-
-
-def _arm(rows: list[dict[str, Any]], known: dict[str, Any], tasks: int) -> dict[str, Any]:
-    counted = [row for row in rows if row["error"] is None]
-    outcomes = Counter(row["outcome"] for row in rows)
-    parts = [(row["task"], row["counters"]) for row in counted if row["counters"]]
-    parts += [("all", segment) for segment in known.get("segments", [])]
-    good = [part for _, part in parts if not part["faults"]]
-    pooled = total([Difference(**part["difference"]) for part in good])
-    rate = pooled.tok_s if pooled is not None and known.get("decodes") else None
-    warnings = [f"{task}: {fault}" for task, part in parts for fault in part["faults"]]
-
-    def add(key: str, scale: float = 1.0) -> float | None:
-        values = [row[key] for row in counted]
-        return None if not values or None in values else sum(values) / scale
-
-    return {
-        "status": "unavailable" if known.get("unavailable") else "ran",
-        "reason": known.get("unavailable"),
-        "tasks": tasks,
-        "attempts": len(counted),
-        "resolved": outcomes["R"],
-        "outcomes": {key: outcomes[key] for key in OUTCOMES},
-        "requests": add("requests"),
-        "tok_s": rate,
-        "tok_s_tasks": len(good),
-        "minutes": {
-            "total": add("agent_s", 60.0),
-            "model": add("model_s", 60.0),
-            "tools": add("tools_s", 60.0),
-            "grading": add("grading_s", 60.0),
-        },
-        "output_tokens": add("completion_tokens"),
-        "decodes": bool(known.get("decodes")),
-        "warnings": warnings,
-        "cells": {
-            row["task"]: {
-                key: row[key]
-                for key in ("outcome", "reason", "exit_status", "requests", "completion_tokens")
-            }
-            for row in rows
-        },
-    }
-
-
-def caution(tasks: int) -> str:
-    """What one attempt per task can and cannot show, with the figure for this many tasks."""
-    gap = max(1, round(tasks**0.5 / 1.5))
-    return ONE_ATTEMPT.format(
-        n=f"{tasks} task{'s' if tasks > 1 else ''}", gap=gap, chance=_one_in(tasks, gap)
-    )
-
-
-def _one_in(tasks: int, gap: int) -> int:
-    """1 / P(|A - B| >= gap) for two equal arms that resolve each task with probability 1/2."""
-    from math import comb
-
-    ways = [comb(tasks, k) / 2**tasks for k in range(tasks + 1)]
-    apart = sum(
-        ways[a] * ways[b] for a in range(tasks + 1) for b in range(tasks + 1) if abs(a - b) >= gap
-    )
-    return max(1, round(1 / apart))
+def tables(summary: dict[str, Any]) -> dict[str, Table]:
+    """Every table of a study, by name; those of tokens only where an arm decodes with a model."""
+    makers = (_main, _outcomes, _reasons, _minutes, _tokens, _requests)
+    found = [maker(summary) for maker in makers]
+    return {table.name: table for table in found if table.rows}
 
 
 def markdown(summary: dict[str, Any]) -> str:
-    """study.md: the table, the grid, minutes and tokens."""
-    arms = summary["arms"]
-    lines = ["# Agent study", "", *_main(arms), ""]
-    if any(name.partition(":")[0] in PAPER for name in arms):
-        lines += [
-            "The paper's figures are of ten release tasks with a 27B model on one GPU; they stand "
-            "here for their shape, not to be compared with another model or machine.",
-            "",
-        ]
-    lines += ["## Outcomes", "", *_grid(summary), ""]
-    lines += [f"{key}: {words}." for key, words in OUTCOMES.items() if _any(arms, key)]
-    lines += ["", "## Minutes", "", *_minutes(arms), ""]
-    lines += ["## Output tokens by task", "", *_tokens(summary), "", summary["caution"], ""]
+    """study.md: the tables, the caution, and what was not counted."""
+    parts = ["# Agent study"]
+    for table in tables(summary).values():
+        parts += [f"## {table.title}", markdown_table(table), table.note or ""]
+    parts.append(summary["caution"])
     if not summary["contained"]:
-        lines += ["Commands were not contained in a sandbox.", ""]
-    warned = [f"- {name}: {text}" for name, arm in arms.items() for text in arm["warnings"]]
-    warned += [
-        f"- {name}: unavailable: {arm['reason']}" for name, arm in arms.items() if arm["reason"]
-    ]
-    if warned:
-        lines += ["## Not counted", "", *warned, ""]
-    return "\n".join(lines)
+        parts.append("Commands were not contained in a sandbox.")
+    if left_out := not_counted(summary):
+        parts += ["## Not counted", "\n".join(f"- {text}" for text in left_out)]
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _main(arms: dict[str, Any]) -> list[str]:
-    rows = []
-    for name, arm in arms.items():
+def not_counted(summary: dict[str, Any]) -> list[str]:
+    """Sentences on what is in no rate, and on arms that did not run."""
+    arms = summary["arms"].items()
+    found = [f"{name}: {text}" for name, arm in arms for text in arm["warnings"]]
+    return found + [f"{name}: unavailable: {arm['reason']}" for name, arm in arms if arm["reason"]]
+
+
+def _main(summary: dict[str, Any]) -> Table:
+    columns = [("arm", ""), ("resolved", ""), ("requests", ""), ("rate", "tok/s")]
+    columns += [("time", "minutes"), ("output tokens", "")]
+    rows, beside = [], False
+    for name, arm in summary["arms"].items():
         rows.append(
             [
-                name,
-                f"{arm['resolved']} of {arm['tasks']}",
-                _count(arm["requests"]),
-                _number(arm["tok_s"], 2),
-                _number(arm["minutes"]["total"], 1),
-                _count(arm["output_tokens"]) if arm["decodes"] else "-",
+                words(name, "name"),
+                Cell(f"{arm['resolved']} of {arm['tasks']}", arm["resolved"], "num"),
+                count(arm["requests"]),
+                number(arm["tok_s"]),
+                number(arm["minutes"]["total"], 1),
+                count(arm["output_tokens"] if arm["decodes"] else None),
             ]
         )
-        paper = PAPER.get(name.partition(":")[0])
-        if paper:
+        if paper := PAPER.get(name.partition(":")[0]):
+            beside = True
             resolved, requests, rate, minutes, tokens = paper
             shown = [f"{resolved} of {PAPER_TASKS}", f"{requests}", f"{rate:.2f}"]
-            rows.append([f"{name} (paper)", *shown, f"{minutes:.1f}", f"{tokens:,}"])
-    return _table(["Arm", "Resolved", "Requests", "tok/s", "Minutes", "Output tokens"], rows)
+            shown += [f"{minutes:.1f}", f"{tokens:,}"]
+            cells = [Cell(text, kind="num soft") for text in shown]
+            rows.append([words(f"{name} (paper)", "name soft"), *cells])
+    note = (
+        "The rate is (generated tokens - requests) / (seconds of requests - seconds to first "
+        "tokens), from the server's counters before and after tasks. Time is the agents', without "
+        "grading and without the start of servers."
+    )
+    return Table("main", "Tasks", columns, rows, f"{note} {BESIDE}" if beside else note)
 
 
-def _grid(summary: dict[str, Any]) -> list[str]:
-    arms = summary["arms"]
+def _outcomes(summary: dict[str, Any]) -> Table:
+    arms = summary["arms"].values()
+    seen = {cell["outcome"] for arm in arms for cell in arm["cells"].values()}
     rows = [
-        [task, *(arm["cells"].get(task, {}).get("outcome", "-") for arm in arms.values())]
+        [words(task, "name"), *(_outcome(arm["cells"].get(task)) for arm in arms)]
         for task in summary["tasks"]
     ]
-    return _table(["Task", *arms], rows)
+    note = " ".join(f"{key}: {text}." for key, text in OUTCOMES.items() if key in seen)
+    return Table("outcomes", "Outcomes", _per_arm("task", summary["arms"]), rows, note)
 
 
-def _minutes(arms: dict[str, Any]) -> list[str]:
-    rows = [
-        [name, *(_number(arm["minutes"][key], 2) for key in ("model", "tools", "grading"))]
-        for name, arm in arms.items()
-    ]
-    return _table(["Arm", "Model", "Tools", "Grading"], rows)
+def _outcome(cell: dict[str, Any] | None) -> Cell:
+    if cell is None:
+        return words(None, "soft")
+    return Cell(cell["outcome"], kind=KINDS[cell["outcome"]], title=cell["reason"])
 
 
-def _tokens(summary: dict[str, Any]) -> list[str]:
-    arms = {name: arm for name, arm in summary["arms"].items() if arm["decodes"]}
-    if not arms:
-        return ["No arm of this study decodes with a model."]
+def _reasons(summary: dict[str, Any]) -> Table:
     rows = [
         [
-            task,
-            *(_count(arm["cells"].get(task, {}).get("completion_tokens")) for arm in arms.values()),
+            words(task, "name"),
+            words(name),
+            words(cell["reason"]),
+            words(cell["exit_status"], "soft"),
         ]
         for task in summary["tasks"]
+        for name, arm in summary["arms"].items()
+        if (cell := arm["cells"].get(task)) is not None and cell["reason"]
     ]
-    return _table(["Task", *arms], rows)
+    columns = [("task", ""), ("arm", ""), ("why it is not resolved", ""), ("the agent's end", "")]
+    return Table("reasons", "Why tasks are not resolved", columns, rows)
 
 
-def _any(arms: dict[str, Any], outcome: str) -> bool:
-    return any(arm["outcomes"][outcome] for arm in arms.values())
+def _minutes(summary: dict[str, Any]) -> Table:
+    parts = ("model", "tools", "grading")
+    rows = []
+    for name, arm in summary["arms"].items():
+        spent = [arm["minutes"][part] for part in parts]
+        whole = sum(value or 0.0 for value in spent) or 1.0
+        bars = [number(v, bar=None if v is None else v / whole) for v in spent]
+        rows.append([words(name, "name"), *bars])
+    columns = [("arm", ""), *((part, "minutes") for part in parts)]
+    return Table("minutes", "Minutes", columns, rows, "Bars show a part's share.")
 
 
-def _table(head: list[str], rows: list[list[str]]) -> list[str]:
-    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
-    return ["| " + " | ".join(line) + " |" for line in lines]
+def _tokens(summary: dict[str, Any]) -> Table:
+    arms = {name: arm for name, arm in summary["arms"].items() if arm["decodes"]}
+    rows = _per_task(summary, arms, "completion_tokens") if arms else []
+    return Table("tokens", "Output tokens by task", _per_arm("task", arms), rows)
 
 
-def _count(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}"
+def _requests(summary: dict[str, Any]) -> Table:
+    arms = summary["arms"]
+    rows = _per_task(summary, arms, "requests")
+    return Table("requests", "Requests by task", _per_arm("task", arms), rows)
 
 
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+def _per_task(summary: dict[str, Any], arms: dict[str, Any], key: str) -> list[list[Cell]]:
+    return [
+        [words(t, "name"), *(count(arm["cells"].get(t, {}).get(key)) for arm in arms.values())]
+        for t in summary["tasks"]
+    ]
+
+
+def _per_arm(first: str, arms: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(first, ""), *((name, "") for name in arms)]

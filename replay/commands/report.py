@@ -12,15 +12,18 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    run: Path = typer.Argument(..., help="Run folder."),
+    run: Path = typer.Argument(..., help="Folder of a replay or of an agent study."),
     out: Path = typer.Option(None, help="Where the report goes. Default: into the run folder."),
     as_json: bool = typer.Option(False, "--json", help="Print the path as JSON."),
 ) -> None:
     """Write report.html and the pictures again. Nothing is measured and no model is loaded."""
+    from replay.agent.store import StudyFolder
     from replay.report.page import write_report
+    from replay.report.study import write_study_report
     from replay.talk import print_json
 
-    path = write_report(run, out)
+    write = write_study_report if StudyFolder.is_study(run) else write_report
+    path = write(run, out)
     if as_json:
         print_json({"report": str(path)})
     else:

@@ -21,39 +21,51 @@ def about(view: RunView) -> dict[str, list[tuple[str, str]]]:
         True: f"equal bits hold (row counts padded to a multiple of {model.get('row_multiple')})",
         False: "equal bits do not hold",
     }.get(equal)
-    groups = {
-        "Run": {
-            "started": _time(run.get("started_at")),
-            "ended": _time(run.get("ended_at")),
-            "runs": options.get("runs"),
-            "warm-up requests": options.get("warmup"),
-            "command": command(run.get("command")),
-            "schema version": run.get("schema_version"),
-        },
-        "Corpus": {
-            "file": view.corpus,
-            "requests": corpus.get("requests"),
-            "selected": len(run["selected"]) if run.get("selected") else None,
-            "SHA-256": corpus.get("sha256"),
-        },
-        "Model": {
-            "name": view.model,
-            "read as": model.get("label"),
-            "weights SHA-256": model.get("weights_sha256"),
-            "type": model.get("dtype"),
-            "device": model.get("device"),
-            "rows": model.get("rows"),
-            "exactness probe": probe,
-        },
-        "Sampling": {str(key).replace("_", " "): value for key, value in sampling.items()},
-        "Machine": {str(key).replace("_", " "): _flat(value) for key, value in machine.items()},
-        "Versions": {**(run.get("versions") or {}), "commit": run.get("git_commit")},
-    }
+    return fact_groups(
+        {
+            "Run": {
+                "started": moment(run.get("started_at")),
+                "ended": moment(run.get("ended_at")),
+                "runs": options.get("runs"),
+                "warm-up requests": options.get("warmup"),
+                "command": command(run.get("command")),
+                "schema version": run.get("schema_version"),
+            },
+            "Corpus": {
+                "file": view.corpus,
+                "requests": corpus.get("requests"),
+                "selected": len(run["selected"]) if run.get("selected") else None,
+                "SHA-256": corpus.get("sha256"),
+            },
+            "Model": {
+                "name": view.model,
+                "read as": model.get("label"),
+                "weights SHA-256": model.get("weights_sha256"),
+                "type": model.get("dtype"),
+                "positions": _positions(model),
+                "device": model.get("device"),
+                "rows": model.get("rows"),
+                "exactness probe": probe,
+            },
+            "Sampling": {str(key).replace("_", " "): value for key, value in sampling.items()},
+            "Machine": machine_facts(machine),
+            "Versions": {**(run.get("versions") or {}), "commit": run.get("git_commit")},
+        }
+    )
+
+
+def fact_groups(groups: dict[str, dict[str, Any]]) -> dict[str, list[tuple[str, str]]]:
+    """What is known, as text; facts and groups that are not known are left out."""
     return {
         name: [(key, str(value)) for key, value in facts.items() if value not in (None, "", {})]
         for name, facts in groups.items()
         if any(value not in (None, "", {}) for value in facts.values())
     }
+
+
+def _positions(model: dict[str, Any]) -> str | None:
+    served, declared = model.get("max_context"), model.get("declared_context")
+    return f"{served} (the model declares {declared})" if declared else served
 
 
 def command(words: list[str] | None) -> str | None:
@@ -71,7 +83,13 @@ def _without_folders(word: str) -> str:
     return re.sub(r"(?<==)[/~][^\s,]*", lambda path: Path(path[0]).name or path[0], word)
 
 
-def _time(text: str | None) -> str | None:
+def machine_facts(machine: dict[str, Any]) -> dict[str, Any]:
+    """run.json's `machine` for readers."""
+    return {str(key).replace("_", " "): _flat(value) for key, value in machine.items()}
+
+
+def moment(text: str | None) -> str | None:
+    """A time of run.json, which is UTC, to the second."""
     return f"{text[:10]} {text[11:19]} UTC" if text else None
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from lumotree.errors import CorpusError
 from replay.audittables import fault_rows, figure, merged_lines, verdict
 from replay.report.cells import Cell, Table, count, words
+from replay.report.template import render_page, write_page
 
 NAME = "audit.html"
 
@@ -95,25 +93,14 @@ def _alarms(found: dict[str, Any]) -> Table:
 
 def write_audit_report(folder: Path, found: dict[str, Any]) -> Path:
     """Writes audit.html beside audit.json. Raises CorpusError when it cannot be written."""
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    page = environment.from_string(_asset("audit.html.j2")).render(
+    page = render_page(
+        "audit.html.j2",
         tables=audit_tables(found),
         verdict=verdict(found),
         where=_where(found),
         facts=_facts(found),
-        css=_asset("report.css"),
     )
-    target, draft = folder / NAME, folder / f".{NAME}.part"
-    try:
-        draft.write_text(page, encoding="utf-8")
-        os.replace(draft, target)
-    except OSError as error:
-        raise CorpusError(f"{target} cannot be written: {error.strerror}") from None
-    return target
+    return write_page(folder / NAME, page)
 
 
 def _where(found: dict[str, Any]) -> str:
@@ -135,7 +122,3 @@ def _facts(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("commit", str(found["git_commit"])),
         *((f"{e['audit']}, seed {e['seed']}", f"{e['seconds']:.0f} s") for e in found["audits"]),
     ]
-
-
-def _asset(name: str) -> str:
-    return resources.files("replay.report").joinpath(name).read_text(encoding="utf-8")

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import base64
-import os
-from functools import lru_cache
-from importlib import resources
 from pathlib import Path
-from typing import Any
 
-from lumotree.errors import CorpusError
 from replay import auditfile
 from replay.metrics import ARM, COMPARISON, GUARDS
 from replay.plots import PICTURES, draw_view, picture
@@ -19,6 +14,7 @@ from replay.report.cells import Table
 from replay.report.predictions import breakeven_table
 from replay.report.requests import request_table
 from replay.report.sections import tables
+from replay.report.template import asset, render_page, write_page
 from replay.report.view import RunView
 from replay.report.words import floor_of, headline, warnings, why
 
@@ -33,19 +29,14 @@ def write_report(run: Path, out: Path | None = None) -> Path:
     view = RunView.load(run)
     out = out or run
     pictures = draw_view(view, out)
-    target, draft = out / NAME, out / f".{NAME}.part"
-    try:
-        draft.write_text(render(view, pictures), encoding="utf-8")
-        os.replace(draft, target)
-    except OSError as error:
-        raise CorpusError(f"{target} cannot be written: {error.strerror}") from None
-    return target
+    return write_page(out / NAME, render(view, pictures))
 
 
 def render(view: RunView, pictures: dict[str, Path]) -> str:
     """The page as text; `pictures` are PNG files by picture name."""
     found = tables(view)
-    return _template().render(
+    return render_page(
+        "report.html.j2",
         view=view,
         day=str(view.run.get("started_at") or "")[:10],
         headline=headline(view.summary),
@@ -67,8 +58,7 @@ def render(view: RunView, pictures: dict[str, Path]) -> str:
             for name, path in pictures.items()
             if name in PICTURES
         },
-        css=_asset("report.css"),
-        script=_asset("sort.js"),
+        script=asset("sort.js"),
     )
 
 
@@ -110,29 +100,3 @@ def extra_tables(view: RunView) -> list[Table]:
     if path.is_file():
         found += audit_tables(auditfile.load_audit(path))
     return found
-
-
-@lru_cache(maxsize=1)
-def _template() -> Any:
-    from jinja2 import Environment, StrictUndefined
-
-    # Everything that comes from a run is escaped; only our own style and script are not.
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["breakable"] = breakable
-    return environment.from_string(_asset("report.html.j2"))
-
-
-def _asset(name: str) -> str:
-    return resources.files("replay.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def breakable(text: str) -> Any:
-    """Arm specs may break after the signs of their grammar, and nowhere else."""
-    from markupsafe import Markup, escape
-
-    broken = str(escape(text))
-    for sign in ":,=":
-        broken = broken.replace(sign, f"{sign}<wbr>")
-    return Markup(broken)

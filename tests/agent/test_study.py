@@ -63,10 +63,11 @@ def test_counters_of_each_task_are_those_of_its_requests(done: Path) -> None:
 
 def test_the_table_has_the_papers_columns_and_a_caution(done: Path) -> None:
     text = (done / "study.md").read_text()
-    assert "| Arm | Resolved | Requests | tok/s | Minutes | Output tokens |" in text
-    assert "| scripted | 3 of 3 | 15 | - |" in text
+    columns = "| arm | resolved | requests | rate, tok/s | time, minutes | output tokens |"
+    assert columns in text and "| scripted | 3 of 3 | 15 | – |" in text
     assert "| tiny-double | R | E |" in text
     assert "One attempt per task and arm" in text and "over 3 tasks" in text
+    assert "scripted 3 of 3, idle 0 of 3" in (done / "report.html").read_text()
 
 
 def test_trajectories_are_mini_swe_agents_and_read_back_as_the_same_requests(done: Path) -> None:

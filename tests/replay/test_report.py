@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from replay.cli import app
 from replay.export import markdown
-from replay.report.page import breakable, render, write_report
+from replay.report.page import render, write_report
+from replay.report.template import breakable
 from replay.report.view import RunView
 from replay.report.words import headline, warnings, why
 from replay.results import Stored, overview
