@@ -26,7 +26,10 @@ MOVE_ROWS = 16
 class TreeAttention:
     """Attention of one tree's rows in one geometry; holds the tree's tables on the device.
 
-    padded: rows of a step, the tree's first. Raises LumoTreeError for sizes no kernel takes.
+    padded: rows of a request's step, the tree's first. seats: int32 [R] on the device, to serve R
+    requests at once whose states lie in those of N seats (lumotree.ops.seats); below 0 a request
+    is nobody's, and its rows are left as they are. Without, R = 1 and states have no dimension N.
+    A row's bits are the same either way. Raises LumoTreeError for sizes no kernel takes.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class TreeAttention:
         dtype: torch.dtype,
         device: torch.device,
         launch: Launch | None = None,
+        seats: Tensor | None = None,
     ) -> None:
         if head_dim & (head_dim - 1) or head_dim < 16:
             raise LumoTreeError(
@@ -57,6 +61,8 @@ class TreeAttention:
                 "run with --device cpu",
             )
         self.steps = max(tree.depth) + 1
+        self.seats, self.requests = seats, 1 if seats is None else seats.numel()
+        self.seated = dict(seats_ptr=seats, padded=None if seats is None else padded)
 
         def table(rows, width: int = 0) -> Tensor:
             # Padding rows copy the root's entries.
@@ -90,12 +96,14 @@ class TreeAttention:
     ) -> Tensor:
         """Norm and rotation of queries and keys; keys and values of real rows into the cache.
 
-        projected [padded, q | k | v | gate], rope [positions, 2, d], partner int64 [d], length
-        int32 [1] (the prefix m), keys and values [kv_heads, slots, d]. Returns q
-        [padded, heads, d], scaled; row r's key and value go to slot m + slots[r].
+        projected [R * padded, q | k | v | gate], request after request; rope [positions, 2, d],
+        partner int64 [d]; length int32 [1] (the prefix m), with seats [N]; keys and values
+        [kv_heads, slots, d], with seats [N, kv_heads, slots, d], seats apart by any multiple of
+        d. Returns q [R * padded, heads, d], scaled; row r's key and value go to slot
+        m + slots[r] of its seat.
         """
-        q = projected.new_empty(self.padded, self.heads, self.head_dim)
-        prepare_kernel[(self.padded, self.heads + 2 * self.kv_heads)](
+        q = projected.new_empty(self.requests * self.padded, self.heads, self.head_dim)
+        prepare_kernel[(self.padded, self.heads + 2 * self.kv_heads, self.requests)](
             projected,
             norm.scale,
             norm.eps,
@@ -108,15 +116,29 @@ class TreeAttention:
             keys,
             values,
             self.count,
-            keys.shape[1],
+            keys.shape[-2],
             HEADS=self.heads,
             KV_HEADS=self.kv_heads,
             D=self.head_dim,
             PDL=self.launch.early,
+            stride=self.stride(keys, values),
+            **self.seated,
             num_warps=1,
             **self.options,
         )
         return q
+
+    def stride(self, keys: Tensor, values: Tensor) -> int | None:
+        """Rows of d from a seat to the next. Raises ValueError for seats that kernels misread."""
+        if self.seats is None:
+            return None
+        rows, rest = divmod(keys.stride(0), self.head_dim)
+        alike = keys.shape == values.shape and keys.stride() == values.stride()
+        if rest or not alike or not keys[0].is_contiguous():
+            raise ValueError(
+                "seats of keys and values must be contiguous, whole rows of d apart, and alike"
+            )
+        return rows
 
     def attend(
         self,
@@ -128,7 +150,7 @@ class TreeAttention:
         chunks: int,
         first: int = 0,
     ) -> Tensor:
-        """Gated attention of every row over the prefix and its root path, [padded, heads * d].
+        """Gated attention of every row over the prefix and its root path, [R * padded, heads * d].
 
         chunks: how many chunks to launch; the deepest row must lie in one of them, that is,
         length + depth < chunks * launch.chunk. Keys before position `first` do not exist.
@@ -146,16 +168,28 @@ class TreeAttention:
 
         The bits are the same; walking saves a launch where its programs find room.
         """
-        programs = self.kv_heads * (chunks - 1 + self.count)
+        programs = self.requests * self.kv_heads * (chunks - 1 + self.count)
         return self.queries <= self.launch.tile and (
             self.count == 1 or programs <= self.launch.programs
         )
 
     def partials(self, chunks: int) -> tuple[Tensor, Tensor]:
-        """Room for the partial results: stats [2, chunks, kv_heads, queries] and sums [..., d]."""
-        shape = (chunks, self.kv_heads, self.queries)
+        """Room for the partial results: stats [R, 2, chunks, kv_heads, queries], and sums
+        [R, chunks, kv_heads, queries, d]."""
+        requests, shape = self.requests, (chunks, self.kv_heads, self.queries)
         kind = dict(dtype=torch.float32, device=self.depth.device)
-        return torch.empty(2, *shape, **kind), torch.empty(*shape, self.head_dim, **kind)
+        stats = torch.empty(requests, 2, *shape, **kind)
+        return stats, torch.empty(requests, *shape, self.head_dim, **kind)
+
+    def blocks(self, side: Tensor) -> TensorDescriptor:
+        """Keys or values as rows of d in blocks; with seats from the first one to the last."""
+        d = self.head_dim
+        if self.seats is None:
+            rows = side.view(-1, d)
+        else:
+            end = (side.shape[0] - 1) * side.stride(0) + side[0].numel()
+            rows = side.as_strided((end // d, d), (d, 1))
+        return TensorDescriptor.from_tensor(rows, [self.launch.block, d])
 
     def attend_prefix(
         self,
@@ -169,17 +203,15 @@ class TreeAttention:
     ) -> None:
         """The full blocks of the prefix into `partials`; with `walk` all that a row sees."""
         stats, sums = partials
-        launch, chunks = self.launch, sums.shape[0]
+        launch, chunks = self.launch, sums.shape[1]
         tiles, rows = -(-self.queries // launch.tile), self.count if walk else 0
-        lanes = (launch.programs // self.kv_heads - rows) // tiles
+        heads = self.requests * self.kv_heads
+        lanes = (launch.programs // heads - rows) // tiles
         lanes = max(1, min(lanes, chunks))
+        stride = self.stride(keys, values)
         tma = launch.tma and first == 0
-        blocks = (keys, values)
-        if tma:
-            flat = [x.view(-1, self.head_dim) for x in blocks]
-            shape = [launch.block, self.head_dim]
-            blocks = [TensorDescriptor.from_tensor(x, shape) for x in flat]
-        prefix_kernel[(tiles, self.kv_heads, rows + lanes)](
+        blocks = [self.blocks(x) if tma else x for x in (keys, values)]
+        prefix_kernel[(tiles, heads, rows + lanes)](
             q,
             keys,
             values,
@@ -190,7 +222,7 @@ class TreeAttention:
             sums,
             stats,
             self.queries,
-            keys.shape[1],
+            keys.shape[-2],
             chunks,
             self.steps,
             rows,
@@ -206,6 +238,8 @@ class TreeAttention:
             TMA=tma,
             PRECISION=self.precision,
             PDL=launch.early,
+            stride=stride,
+            **self.seated,
             num_warps=launch.warps,
             **self.options,
         )
@@ -223,8 +257,8 @@ class TreeAttention:
         """What follows the full blocks, row by row in path order; the output of `attend`."""
         stats, sums = partials
         launch = self.launch
-        out = projected.new_empty(self.padded, self.heads * self.head_dim)
-        tail_kernel[(self.padded, self.kv_heads)](
+        out = projected.new_empty(self.requests * self.padded, self.heads * self.head_dim)
+        tail_kernel[(self.padded, self.kv_heads, self.requests)](
             q,
             projected,
             keys,
@@ -237,8 +271,8 @@ class TreeAttention:
             out,
             self.count,
             self.queries,
-            keys.shape[1],
-            sums.shape[0],
+            keys.shape[-2],
+            sums.shape[1],
             self.steps,
             **self.shape,
             FIRST=first,
@@ -249,6 +283,8 @@ class TreeAttention:
             PARTS=COMBINED,
             PRECISION=self.precision,
             PDL=launch.early,
+            stride=self.stride(keys, values),
+            **self.seated,
             num_warps=launch.row_warps,
             **self.options,
         )
@@ -257,8 +293,8 @@ class TreeAttention:
     def combine(self, projected: Tensor, length: Tensor, partials: tuple[Tensor, Tensor]) -> Tensor:
         """The output of `attend` where rows walked."""
         stats, sums = partials
-        out = projected.new_empty(self.padded, self.heads * self.head_dim)
-        combine_kernel[(self.padded, self.heads)](
+        out = projected.new_empty(self.requests * self.padded, self.heads * self.head_dim)
+        combine_kernel[(self.padded, self.heads, self.requests)](
             projected,
             length,
             self.depth,
@@ -267,11 +303,12 @@ class TreeAttention:
             out,
             self.count,
             self.queries,
-            sums.shape[0],
+            sums.shape[1],
             **self.shape,
             CHUNK=self.launch.chunk,
             PARTS=COMBINED,
             PDL=self.launch.early,
+            **self.seated,
             num_warps=self.launch.row_warps,
             **self.options,
         )
@@ -290,8 +327,10 @@ class TreeAttention:
         """`attend` by torch's scaled_dot_product_attention over all slots of the chunks.
 
         A mask hides what a row must not see, so unseen slots must hold finite values. Padding
-        rows see what the root sees.
+        rows see what the root sees. Raises ValueError with seats: it serves one request.
         """
+        if self.seats is not None:
+            raise ValueError("attend_stock serves one request: make it without seats")
         slots = min(chunks * self.launch.chunk, keys.shape[1])
         slot = torch.arange(slots, dtype=torch.int32, device=keys.device)
         column = slot - length
@@ -317,9 +356,14 @@ class TreeAttention:
 
         keys, values [layers, kv_heads, slots, d], contiguous; path int32 rows from the root,
         count int32 [1], length the prefix m. Slot m + slots[path[i]] goes to m + i, i < count.
+        With seats keys and values have a dimension N in front, and path [R, ...] and count [R]
+        hold a request's.
         """
-        layers, kv_heads, slots, d = keys.shape
-        move_kernel[(layers * kv_heads, 2)](
+        layers, kv_heads, slots, d = keys.shape[-4:]
+        strides = {}
+        if self.seats is not None:
+            strides = dict(path_stride=path.stride(0), count_stride=count.stride(0))
+        move_kernel[(layers * kv_heads, 2, self.requests)](
             keys,
             values,
             path,
@@ -330,6 +374,9 @@ class TreeAttention:
             D=d,
             ROWS=MOVE_ROWS,
             PDL=self.launch.early,
+            seats_ptr=self.seats,
+            stride=self.stride(keys, values),
+            **strides,
             num_warps=4,
             **self.options,
         )

@@ -2,7 +2,8 @@
 
 Layouts: projected [rows, q | k | v | gate] with (2 heads + 2 kv heads) d columns; q [rows, heads,
 d]; keys and values of one layer [kv_heads, slots, d]. `length` int32 [1] is the prefix m; row r
-stands at position m + depth[r] and writes slot m + slot[r].
+stands at position m + depth[r] and writes slot m + slot[r]. With seats (lumotree.ops.seats) keys,
+values and length have a leading dimension of seats, and rows stand request after request.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from lumotree.ops.seats import part
 
 
 @triton.jit
@@ -21,7 +24,7 @@ def await_front(PDL: tl.constexpr):
         gdc_wait()
 
 
-@triton.jit(do_not_specialize=["count", "slots"])
+@triton.jit(do_not_specialize=["count", "slots", "stride", "padded"])
 def prepare_kernel(
     projected_ptr,
     scale_ptr,  # float32 [heads + kv_heads, d]
@@ -40,11 +43,24 @@ def prepare_kernel(
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
     PDL: tl.constexpr,
+    seats_ptr=None,  # int32 [R], or None for one request
+    stride=None,  # rows of d from a seat's keys and values to the next's
+    padded=None,  # rows of a request
 ):
     """One program: one row and one head of q, k or v. Norm, rotation, cache writes."""
     await_front(PDL)
     row = tl.program_id(0)
     head = tl.program_id(1)
+    if seats_ptr is not None:
+        request = tl.program_id(2)
+        seat = tl.load(seats_ptr + request)
+        if seat < 0:
+            return
+        length_ptr += seat
+        key_ptr = part(key_ptr, seat, stride, D)
+        value_ptr = part(value_ptr, seat, stride, D)
+        projected_ptr = part(projected_ptr, request, padded, (2 * HEADS + 2 * KV_HEADS) * D)
+        q_ptr = part(q_ptr, request, padded, HEADS * D)
     dim = tl.arange(0, D)
     source = projected_ptr + (row * (2 * HEADS + 2 * KV_HEADS) + head) * D
     length = tl.load(length_ptr)
@@ -75,7 +91,7 @@ def prepare_kernel(
         tl.store(value_ptr + place + dim, finite, mask=keep)
 
 
-@triton.jit(do_not_specialize=["slots"])
+@triton.jit(do_not_specialize=["slots", "stride", "path_stride", "count_stride"])
 def move_kernel(
     key_ptr,  # [layers, kv_heads, slots, d], contiguous
     value_ptr,
@@ -87,6 +103,10 @@ def move_kernel(
     D: tl.constexpr,
     ROWS: tl.constexpr,
     PDL: tl.constexpr,
+    seats_ptr=None,  # int32 [R], or None for one request
+    stride=None,  # rows of d from a seat's keys and values to the next's
+    path_stride=None,  # from a request's path to the next's
+    count_stride=None,
 ):
     """One program: one layer and head of keys or values; slot m + slot[path[i]] -> m + i.
 
@@ -95,6 +115,15 @@ def move_kernel(
     """
     await_front(PDL)
     side_ptr = key_ptr if tl.program_id(1) == 0 else value_ptr
+    if seats_ptr is not None:
+        request = tl.program_id(2)
+        seat = tl.load(seats_ptr + request)
+        if seat < 0:
+            return
+        length_ptr += seat
+        side_ptr = part(side_ptr, seat, stride, D)
+        path_ptr += request * path_stride
+        count_ptr += request * count_stride
     length = tl.load(length_ptr)
     base = side_ptr + tl.program_id(0).to(tl.int64) * slots * D
     dim = tl.arange(0, D)

@@ -12,7 +12,9 @@ Layouts: q [rows, heads, d]; projected [rows, q | k | v | gate] with (2 heads + 
 columns; keys and values of one layer [kv_heads, slots, d]. Partials float32: sums
 [chunks, kv_heads, queries, d], stats (peak, mass) [2, chunks, kv_heads, queries], where query
 row * group + g is query head g of a key head's group. `length` int32 [1] is the prefix m; row r
-stands at position m + depth[r], and its key of depth j lies in slot m + path[r, j].
+stands at position m + depth[r], and its key of depth j lies in slot m + path[r, j]. With seats
+(lumotree.ops.seats) keys, values and length have a leading dimension of seats, partials one of
+requests, and rows of q, projected and the output stand request after request.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import triton
 import triton.language as tl
 
 from lumotree.ops.attention_cache_kernels import await_front
+from lumotree.ops.seats import part
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -69,6 +72,23 @@ def _queries(q_ptr, head, query, live, GROUP: tl.constexpr, KV_HEADS: tl.constex
     at = ((query // GROUP) * (KV_HEADS * GROUP) + head * GROUP + query % GROUP) * D
     tile = at[:, None] + tl.arange(0, D)[None, :]
     return tl.load(q_ptr + tile, mask=live[:, None], other=0.0)
+
+
+@triton.jit
+def _partials(sum_ptr, stat_ptr, request, queries, chunks, KV_HEADS: tl.constexpr,
+              D: tl.constexpr):  # fmt: skip
+    """Partial results of a request."""
+    count = chunks * KV_HEADS * queries
+    return part(sum_ptr, request, count, D), part(stat_ptr, request, count, 2)
+
+
+@triton.jit
+def _rows(projected_ptr, out_ptr, request, padded, GROUP: tl.constexpr, KV_HEADS: tl.constexpr,
+          D: tl.constexpr):  # fmt: skip
+    """Projected and output rows of a request."""
+    width: tl.constexpr = 2 * KV_HEADS * (GROUP + 1) * D
+    out_width: tl.constexpr = KV_HEADS * GROUP * D
+    return part(projected_ptr, request, padded, width), part(out_ptr, request, padded, out_width)
 
 
 @triton.jit
@@ -132,12 +152,16 @@ def _spans(length, lane, rows, BLOCK: tl.constexpr, CHUNK: tl.constexpr, WALK: t
     return tl.where(walking, last, first), tl.where(walking, last + 1, last), stop
 
 
-@triton.jit(do_not_specialize=["queries", "slots", "chunks", "steps", "rows", "lanes"])
+@triton.jit(
+    do_not_specialize=[
+        "queries", "slots", "chunks", "steps", "rows", "lanes", "stride", "padded"
+    ]
+)  # fmt: skip
 def prefix_kernel(
     q_ptr,
     key_ptr,
     value_ptr,
-    key_blocks,  # descriptors of keys and values [kv_heads * slots, d] by [BLOCK, D] if TMA
+    key_blocks,  # descriptors of keys and values [all rows, d] by [BLOCK, D] if TMA
     value_blocks,
     length_ptr,
     depth_ptr,  # int32 [rows]
@@ -163,6 +187,9 @@ def prefix_kernel(
     TMA: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
+    seats_ptr=None,  # int32 [R], or None for one request
+    stride=None,  # rows of d from a seat's keys and values to the next's
+    padded=None,  # rows of a request
 ):
     """One program: a tile of queries of one key head, the full blocks of every lanes-th chunk.
 
@@ -172,15 +199,37 @@ def prefix_kernel(
     """
     head = tl.program_id(1)
     lane = tl.program_id(2)
+    if seats_ptr is not None:
+        request = head // KV_HEADS
+        head = head % KV_HEADS
     if PDL:
         # The prefix is older than the kernel in front: its way to L2 begins at once.
-        early = tl.load(length_ptr, volatile=True)
+        if seats_ptr is None:
+            early = tl.load(length_ptr, volatile=True)
+        else:
+            seat = tl.load(seats_ptr + request, volatile=True)
+            early = tl.load(length_ptr + seat, mask=seat >= 0, other=0, volatile=True)
         chunk, last, stop = _spans(early, lane, rows, BLOCK, CHUNK, WALK)
+        if seats_ptr is not None:
+            last = tl.where(seat >= 0, last, 0)
         if chunk < last:
             at = head * slots + chunk * CHUNK
+            if seats_ptr is not None:
+                at += seat.to(tl.int64) * stride
             _prefetch(key_ptr, at, stop - chunk * CHUNK, D, 2 * BLOCK)
             _prefetch(value_ptr, at, stop - chunk * CHUNK, D, 2 * BLOCK)
     await_front(PDL)
+    above = 0  # rows of the descriptors before the seat
+    if seats_ptr is not None:
+        seat = tl.load(seats_ptr + request)
+        if seat < 0:
+            return
+        above = seat * stride
+        length_ptr += seat
+        key_ptr = part(key_ptr, seat, stride, D)
+        value_ptr = part(value_ptr, seat, stride, D)
+        q_ptr = part(q_ptr, request, padded, KV_HEADS * GROUP * D)
+        sum_ptr, stat_ptr = _partials(sum_ptr, stat_ptr, request, queries, chunks, KV_HEADS, D)
     length = tl.load(length_ptr)
     start, last, stop = _spans(length, lane, rows, BLOCK, CHUNK, WALK)
     if start >= last:
@@ -204,8 +253,8 @@ def prefix_kernel(
         for first in tl.range(begin, tl.minimum(begin + CHUNK, stop), BLOCK, num_stages=STAGES):
             seen = first + column >= FIRST
             if TMA:
-                key = key_blocks.load([head * slots + first, 0])
-                value = value_blocks.load([head * slots + first, 0])
+                key = key_blocks.load([head * slots + first + above, 0])
+                value = value_blocks.load([head * slots + first + above, 0])
             elif FIRST > 0:
                 key = tl.load(key_ptr + first * D + tile, mask=seen[:, None], other=0.0)
                 value = tl.load(value_ptr + first * D + tile, mask=seen[:, None], other=0.0)
@@ -270,7 +319,7 @@ def _combine(row, head, own, projected_ptr, sum_ptr, stat_ptr, out_ptr, queries,
     tl.store(out_ptr + (row * (KV_HEADS * GROUP) + head) * D + dim, out)
 
 
-@triton.jit(do_not_specialize=["count", "queries", "slots", "chunks", "steps"])
+@triton.jit(do_not_specialize=["count", "queries", "slots", "chunks", "steps", "stride", "padded"])
 def tail_kernel(
     q_ptr,
     projected_ptr,
@@ -298,6 +347,9 @@ def tail_kernel(
     PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
+    seats_ptr=None,  # int32 [R], or None for one request
+    stride=None,  # rows of d from a seat's keys and values to the next's
+    padded=None,  # rows of a request
 ):
     """One program: one row and key head, from the last full block of the prefix to the output.
 
@@ -306,6 +358,17 @@ def tail_kernel(
     await_front(PDL)
     row = tl.program_id(0)
     head = tl.program_id(1)
+    if seats_ptr is not None:
+        request = tl.program_id(2)
+        seat = tl.load(seats_ptr + request)
+        if seat < 0:
+            return
+        length_ptr += seat
+        key_ptr = part(key_ptr, seat, stride, D)
+        value_ptr = part(value_ptr, seat, stride, D)
+        q_ptr = part(q_ptr, request, padded, KV_HEADS * GROUP * D)
+        projected_ptr, out_ptr = _rows(projected_ptr, out_ptr, request, padded, GROUP, KV_HEADS, D)
+        sum_ptr, stat_ptr = _partials(sum_ptr, stat_ptr, request, queries, chunks, KV_HEADS, D)
     if row >= count:
         _zero(out_ptr + (row * KV_HEADS + head) * GROUP * D, GROUP, D)
         return
@@ -331,7 +394,7 @@ def tail_kernel(
                  chunks, GROUP, KV_HEADS, D, CHUNK, PARTS)  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["count", "queries", "chunks"])
+@triton.jit(do_not_specialize=["count", "queries", "chunks", "padded"])
 def combine_kernel(
     projected_ptr,
     length_ptr,
@@ -348,11 +411,21 @@ def combine_kernel(
     CHUNK: tl.constexpr,
     PARTS: tl.constexpr,  # partials added at once; decides the bits
     PDL: tl.constexpr,
+    seats_ptr=None,  # int32 [R], or None for one request
+    padded=None,  # rows of a request
 ):
     """One program: the output of one row and query head, after a prefix kernel with WALK."""
     await_front(PDL)
     row = tl.program_id(0)
     head = tl.program_id(1)
+    if seats_ptr is not None:
+        request = tl.program_id(2)
+        seat = tl.load(seats_ptr + request)
+        if seat < 0:
+            return
+        length_ptr += seat
+        projected_ptr, out_ptr = _rows(projected_ptr, out_ptr, request, padded, GROUP, KV_HEADS, D)
+        sum_ptr, stat_ptr = _partials(sum_ptr, stat_ptr, request, queries, chunks, KV_HEADS, D)
     if row >= count:
         _zero(out_ptr + (row * (KV_HEADS * GROUP) + head) * D, 1, D)
         return

@@ -253,28 +253,30 @@ CHECKS = {
     "stock": (check_stock, 1),
     "move": (check_move, 3),
 }
+DTYPES = (torch.float32, torch.bfloat16)
 # On the device: every size the models have, launches as chosen there, many examples.
 GROUPS = (Sizes(24, 4, 256, 64, 3), Sizes(16, 2, 128, 32, 3), Sizes(4, 1, 64, 64, 3))
 
 
-def main(device: str, names: list[str]) -> None:
+def main(checks: dict, device: str, *names: str, interpreted=DTYPES) -> None:
+    """Checks by name; the interpreter is slow, and may do with some dtypes of the two."""
     if device == "cpu":
         from tests.ops.attention_interpreter import install
 
         torch.set_num_threads(1)
         install()
         for name in names:
-            check, examples = CHECKS[name]
-            for dtype in (torch.float32, torch.bfloat16):
+            check, examples = checks[name]
+            for dtype in interpreted:
                 check(device, dtype, Sizes(), examples)
         return
     for name in names:
-        check, examples = CHECKS[name]
+        check, examples = checks[name]
         for sizes in GROUPS:
-            for dtype in (torch.bfloat16, torch.float32):
+            for dtype in DTYPES:
                 launch = choose(sizes.head_dim, dtype, torch.device(device))
                 check(device, dtype, replace(sizes, launch=launch), 16 * examples)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(CHECKS, *sys.argv[1:])
