@@ -87,6 +87,17 @@ def _place(row, live, head, row_stride, head_stride, D: tl.constexpr):
     return at, live[:, None] & (tl.arange(0, D) >= 0)[None, :]
 
 
+@triton.jit
+def _put(ptr, value, row, live, head, row_stride, head_stride, D: tl.constexpr):
+    """Stores [T, D] of one head where `_place` says, in the dtype that lies there.
+
+    A function, because the compiler refuses a name that has one width in a branch (DK) and
+    another in its else (DV); the interpreter does not mind.
+    """
+    at, mask = _place(row, live, head, row_stride, head_stride, D)
+    tl.store(ptr + at, value.to(ptr.dtype.element_ty), mask=mask)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def prepare_kernel(
     projected_ptr,  # [rows or more, conv + values + 2 heads], model dtype
@@ -151,16 +162,13 @@ def prepare_kernel(
         )  # fmt: skip
         query = query * (tl.rsqrt(tl.sum(query * query, 1) + l2_eps) * scale)[:, None]
         key = key * tl.rsqrt(tl.sum(key * key, 1) + l2_eps)[:, None]
-        at, mask = _place(row, live, slot, query_row, query_head, DK)
-        tl.store(query_ptr + at, query, mask=mask)
-        at, mask = _place(row, live, slot, key_row, key_head, DK)
-        tl.store(key_ptr + at, key, mask=mask)
+        _put(query_ptr, query, row, live, slot, query_row, query_head, DK)
+        _put(key_ptr, key, row, live, slot, key_row, key_head, DK)
         dot = row.to(tl.int64) * overlap_row + slot * overlap_head
         tl.store(overlap_ptr + dot, tl.sum(query * key, 1), mask=live)
         if GATHER:
-            at, mask = _place(row, live, slot, CONV, DK, DK)
-            tl.store(record_ptr + at, query_input, mask=mask)
-            tl.store(record_ptr + KEY_HEADS * DK + at, key_input, mask=mask)
+            _put(record_ptr, query_input, row, live, slot, CONV, DK, DK)
+            _put(record_ptr + KEY_HEADS * DK, key_input, row, live, slot, CONV, DK, DK)
     else:
         head = slot - KEY_HEADS
         first = 2 * KEY_HEADS * DK + head * DV
@@ -176,8 +184,7 @@ def prepare_kernel(
             weights, row, live, first, projected_ptr, conv_ptr, gather_ptr, stride,
             CONV, DV, WIDTH, GATHER,
         )  # fmt: skip
-        at, mask = _place(row, live, head, value_row, value_head, DV)
-        tl.store(value_ptr + at, value.to(value_ptr.dtype.element_ty), mask=mask)
+        _put(value_ptr, value, row, live, head, value_row, value_head, DV)
         beta = (1.0 / (1.0 + tl.exp(-b))).to(dtype).to(tl.float32)
         step = a + bias
         # Beyond 20 softplus(x) is x in float32, and exp(x) soon overflows.
@@ -189,8 +196,7 @@ def prepare_kernel(
         tl.store(decay_ptr + gate_at, decay, mask=live)
         tl.store(beta_ptr + gate_at, beta, mask=live)
         if GATHER:
-            at, mask = _place(row, live, head, CONV, DV, DV)
-            tl.store(record_ptr + 2 * KEY_HEADS * DK + at, value_input, mask=mask)
+            _put(record_ptr + 2 * KEY_HEADS * DK, value_input, row, live, head, CONV, DV, DV)
 
 
 @triton.jit(do_not_specialize=["rows", "padded"])
@@ -226,9 +232,8 @@ def finish_kernel(
     at, mask = _place(row, live, head, stride, DV, DV)
     z = tl.load(projected_ptr + first + at, mask=mask, other=0.0).to(tl.float32)
     normed = x * tl.rsqrt(tl.sum(x * x, 1) + eps)[:, None] * scale[None, :] * _silu(z)
-    at, mask = _place(row, row < padded, head, HEADS * DV, DV, DV)
     normed = tl.where(live[:, None], normed, 0.0)
-    tl.store(out_ptr + at, normed.to(out_ptr.dtype.element_ty), mask=mask)
+    _put(out_ptr, normed, row, row < padded, head, HEADS * DV, DV, DV)
 
 
 @triton.jit(do_not_specialize=["tokens"])
