@@ -103,8 +103,9 @@ class Operands:
 class Path:
     """Accepted rows from the root, on the device: a captured publication reads them anew.
 
-    rows int32 [length + 1], padded with row 0; count int32 [1]. The host list is for callers
-    that publish without a graph.
+    rows int32 [length + 1], padded with row 0; count int32 [1]. Of R requests (lumotree.ops.seats):
+    rows [R, length + 1] and count [R], views at any stride of a request; `live` and `last` are
+    for one. The host list is for callers that publish without a graph.
     """
 
     rows: Tensor
@@ -131,7 +132,7 @@ class Path:
 
     @property
     def length(self) -> int:
-        return self.rows.numel() - 1
+        return self.rows.shape[-1] - 1
 
     def live(self) -> Tensor:
         """bool [length]: which of the padded rows are accepted."""

@@ -17,7 +17,8 @@ Layouts: state float32 [heads, dk, dv], dv fastest, so that a thread keeps most 
 columns and the reduction needs few shuffles; query and key float32 [rows, key heads, dk], key
 normalised, query normalised and scaled; v [rows, heads, dv]; decay = exp(g) and beta float32
 [rows, heads]; overlap = q . k float32 [rows, key heads]; out [rows, heads, dv]. Value head h
-reads key head h // (heads // key heads).
+reads key head h // (heads // key heads). With seats (lumotree.ops.seats) states have a leading
+dimension of seats, paths and cut states one of requests, and rows stand request after request.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from lumotree.ops.seats import part
 
 # Flags of a visit in the low bits of its entry, below the row: see lumotree.ops.gdn_schedule.
 EMIT = tl.constexpr(1)
@@ -97,7 +100,7 @@ def _visit(state, query, key, even, odd, decay, beta, overlap, emit, out_ptr, BV
     return written
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def scan_kernel(
     state_ptr,  # float32 [heads, dk, dv], read only
     cut_ptr,  # float32 [cuts, heads, dk, dv], states handed from one launch to the next
@@ -112,6 +115,10 @@ def scan_kernel(
     # and the entries of the first visit and the next, so that nothing waits for two tables
     visit_ptr,  # int32 [visits + 2, 2]: row << 2 | flags, cut slot to store to (-1: none)
     first_walk,
+    seats_ptr,  # int32 [R], or None for one request
+    seat_stride,  # elements from a seat's state to the next's
+    cut_stride,  # elements from a request's cut states to the next's
+    rows,  # of a request
     HEADS: tl.constexpr,
     KEY_HEADS: tl.constexpr,
     DK: tl.constexpr,
@@ -131,12 +138,22 @@ def scan_kernel(
     first = (tl.program_id(0) % tiles) * BV
     dim = tl.arange(0, DK)
     tile = head * DK * DV + dim[:, None] * DV + (first + tl.arange(0, BV))[None, :]
+    shift = 0
+    if seats_ptr is not None:
+        request = tl.program_id(2)
+        seat = tl.load(seats_ptr + request)
+        if seat < 0:
+            return
+        state_ptr = part(state_ptr, seat, seat_stride)
+        if CUT:
+            cut_ptr = part(cut_ptr, request, cut_stride)
+        shift = request * rows << 2  # turns an entry of the table into one of this request's rows
     walk = walk_ptr + (first_walk + tl.program_id(1)) * 6
     visit = tl.load(walk)
     stop = tl.load(walk + 1)
     advances = tl.load(walk + 2)
-    entry = tl.load(walk + 4)
-    next_entry = tl.load(walk + 5)
+    entry = tl.load(walk + 4) + shift
+    next_entry = tl.load(walk + 5) + shift
     base = state_ptr
     if CUT:
         source = tl.load(walk + 3)
@@ -158,7 +175,7 @@ def scan_kernel(
     )  # fmt: skip
     for _ in range(advances):
         while (entry & ADVANCE) == 0:
-            after = tl.load(visit_ptr + visit * 2 + 4)
+            after = tl.load(visit_ptr + visit * 2 + 4) + shift
             query1, key1, even1, odd1, decay1, beta1, dot1 = _fetch(
                 next_entry >> 2, head, key_head, first, query_ptr, key_ptr, value_ptr, decay_ptr,
                 beta_ptr, overlap_ptr, HEADS, KEY_HEADS, DK, DV, BV,
@@ -168,7 +185,7 @@ def scan_kernel(
             query, key, even, odd, decay, beta, dot = query1, key1, even1, odd1, decay1, beta1, dot1
             entry, next_entry = next_entry, after
             visit += 1
-        after = tl.load(visit_ptr + visit * 2 + 4)
+        after = tl.load(visit_ptr + visit * 2 + 4) + shift
         query1, key1, even1, odd1, decay1, beta1, dot1 = _fetch(
             next_entry >> 2, head, key_head, first, query_ptr, key_ptr, value_ptr, decay_ptr,
             beta_ptr, overlap_ptr, HEADS, KEY_HEADS, DK, DV, BV,
@@ -185,7 +202,7 @@ def scan_kernel(
         entry, next_entry = next_entry, after
         visit += 1
     while visit < stop:
-        after = tl.load(visit_ptr + visit * 2 + 4)
+        after = tl.load(visit_ptr + visit * 2 + 4) + shift
         query1, key1, even1, odd1, decay1, beta1, dot1 = _fetch(
             next_entry >> 2, head, key_head, first, query_ptr, key_ptr, value_ptr, decay_ptr,
             beta_ptr, overlap_ptr, HEADS, KEY_HEADS, DK, DV, BV,
@@ -197,7 +214,7 @@ def scan_kernel(
         visit += 1
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["path_stride", "count_stride", "request_rows"])
 def update_kernel(
     state_ptr,  # float32 [layers, heads, dk, dv], advanced in place
     query_ptr,  # [rows, key heads, dk], read only if READ
@@ -209,7 +226,12 @@ def update_kernel(
     out_ptr,  # [rows, heads, dv], written only if READ
     path_ptr,  # int32 [count + 1 or more]: rows from the root; one entry past the last is read
     count_ptr,  # int32 [1]
-    rows,
+    rows,  # of a layer
+    seats_ptr,  # int32 [R], or None for one request
+    seat_stride,  # elements from a seat's states to the next's
+    path_stride,  # from a request's path to the next's
+    count_stride,
+    request_rows,
     HEADS: tl.constexpr,
     KEY_HEADS: tl.constexpr,
     DK: tl.constexpr,
@@ -225,13 +247,24 @@ def update_kernel(
     layer = tl.program_id(1)
     dim = tl.arange(0, DK)
     tile = head * DK * DV + dim[:, None] * DV + (first + tl.arange(0, BV))[None, :]
+    root = 0  # first row of the request
+    if seats_ptr is not None:
+        request = tl.program_id(2)
+        seat = tl.load(seats_ptr + request)
+        if seat < 0:
+            return
+        state_ptr = part(state_ptr, seat, seat_stride)
+        path_ptr += request * path_stride
+        count_ptr += request * count_stride
+        root = request * request_rows
+        layer = layer.to(tl.int64)  # the records of all requests may pass 2^31 elements
     state_ptr += layer.to(tl.int64) * (HEADS * DK * DV)
     key_ptr += layer * rows * (KEY_HEADS * DK)
     value_ptr += layer * rows * (HEADS * DV)
     decay_ptr += layer * rows * HEADS
     beta_ptr += layer * rows * HEADS
     count = tl.load(count_ptr)
-    row = tl.load(path_ptr)
+    row = tl.load(path_ptr) + root
     state = tl.load(state_ptr + tile)
     if not READ:
         query_ptr, overlap_ptr = key_ptr, decay_ptr  # fetched alike, never used
@@ -240,7 +273,7 @@ def update_kernel(
         overlap_ptr, HEADS, KEY_HEADS, DK, DV, BV,
     )  # fmt: skip
     for i in range(count):
-        next_row = tl.load(path_ptr + i + 1)
+        next_row = tl.load(path_ptr + i + 1) + root
         query1, key1, even1, odd1, decay1, beta1, dot1 = _fetch(
             next_row, head, key_head, first, query_ptr, key_ptr, value_ptr, decay_ptr, beta_ptr,
             overlap_ptr, HEADS, KEY_HEADS, DK, DV, BV,

@@ -1,7 +1,8 @@
 """Launches around the GDN scan: operands of rows, gated norm of outputs, conv histories.
 
 Shapes speak for themselves: a projected row is qkv | z | b | a, the heads and their widths are
-those of the operands that are written.
+those of the operands that are written. With seats (lumotree.ops.seats) a launch serves R requests
+of one tree, and each gets the bits that it has alone.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ def prepare(
     into: Operands,
     record: Tensor,
     early: bool = False,
+    seats: Tensor | None = None,
+    padded: int | None = None,
 ) -> None:
     """Operands of a step's rows in one layer, and the conv inputs that publication needs.
 
@@ -37,10 +40,12 @@ def prepare(
     history ++ rows, oldest first; weight float32 [width, conv]. Writes `into` (rows = count,
     any row and head strides) and record [count, conv]. `scale` multiplies queries. early: the
     launch may begin before the kernel in front of it ends.
+
+    With seats int32 [R]: projected [R * padded or more, ...], conv [N, width - 1, conv] at any
+    stride of a seat; `into` and record have R * count rows.
     """
-    _prepare(
-        projected, conv, gather, weight, gates, l2_eps, scale, into, record, gather.shape[0], early
-    )
+    fixed = (weight, gates, l2_eps, scale)
+    _prepare(projected, conv, gather, *fixed, into, record, gather.shape[0], early, seats, padded)
 
 
 def define(
@@ -100,11 +105,14 @@ def _prepare(
     record: Tensor | None,
     rows: int,
     early: bool,
+    seats: Tensor | None = None,
+    padded: int | None = None,
 ) -> None:
     (_, key_heads, dk), (_, heads, dv) = into.key.shape, into.value.shape
     run = gather is None
     block, warps = RUN if run else ROW
-    prepare_kernel[(key_heads + heads, -(-rows // block))](
+    requests, (seat,) = _axis(seats, conv)
+    prepare_kernel[(key_heads + heads, -(-rows // block), requests)](
         projected,
         conv,
         projected if run else gather,
@@ -127,6 +135,9 @@ def _prepare(
         *into.overlap.stride(),
         l2_eps,
         scale,
+        seats,
+        seat,
+        padded,
         HEADS=heads,
         KEY_HEADS=key_heads,
         DK=dk,
@@ -142,25 +153,46 @@ def _prepare(
     )
 
 
-def finish(read: Tensor, projected: Tensor, norm: Norm, out: Tensor, early: bool = False) -> Tensor:
-    """Gated RMSNorm of what the recurrence read: `out` [R, heads dv] in the model dtype.
+def _axis(seats: Tensor | None, *indexed: Tensor) -> tuple[int, tuple[int | None, ...]]:
+    """How many requests there are, and the strides of their seats or parts of `indexed`."""
+    if seats is None:
+        return 1, (None,) * len(indexed)
+    return seats.numel(), tuple(x.stride(0) for x in indexed)
+
+
+def finish(
+    read: Tensor,
+    projected: Tensor,
+    norm: Norm,
+    out: Tensor,
+    early: bool = False,
+    seats: Tensor | None = None,
+) -> Tensor:
+    """Gated RMSNorm of what the recurrence read: `out` [padded, heads dv] in the model dtype.
 
     read float32 [count, heads, dv]; projected [count or more, ...] holds the gate z after qkv
     and before b and a. Rows of `out` past count become zero.
+
+    With seats int32 [R]: read [R * count, ...], out [R * padded, ...], projected as many rows or
+    more; rows past count of each request become zero.
     """
-    rows, heads, dv = read.shape
-    block, warps = ROW if out.shape[0] <= 128 else RUN
-    finish_kernel[(heads, -(-out.shape[0] // block))](
+    total, heads, dv = read.shape
+    requests, _ = _axis(seats)
+    rows, padded = total // requests, out.shape[0] // requests
+    # By the rows of one request: the tile decides the bits.
+    block, warps = ROW if padded <= 128 else RUN
+    finish_kernel[(heads, -(-padded // block), requests)](
         read,
         projected,
         norm.scale,
         norm.eps,
         out,
         rows,
-        out.shape[0],
+        padded,
         projected.stride(0),
         projected.shape[1] - 2 * heads - heads * dv,
         *read.stride()[:2],
+        seats,
         HEADS=heads,
         DV=dv,
         T=block,
@@ -172,13 +204,18 @@ def finish(read: Tensor, projected: Tensor, norm: Norm, out: Tensor, early: bool
     return out
 
 
-def publish_conv(conv: Tensor, records: Tensor, path: Tensor, count: Tensor) -> None:
+def publish_conv(
+    conv: Tensor, records: Tensor, path: Tensor, count: Tensor, seats: Tensor | None = None
+) -> None:
     """All layers' conv histories along the accepted path, in place, one launch.
 
     conv [layers, width - 1, channels], records [layers, rows, channels] as `prepare` keeps
     them; path int32, rows from the root, count int32 [1] of them; count 0 changes nothing.
+
+    With seats int32 [R]: conv [N, layers, ...] at any stride of a seat, records [layers, R * rows,
+    ...], path [R, length], count [R] at any strides of a request.
     """
-    _advance(conv, records, path, count, 0)
+    _advance(conv, records, path, count, 0, seats)
 
 
 def advance_conv(conv: Tensor, projected: Tensor, tokens: int) -> None:
@@ -187,10 +224,16 @@ def advance_conv(conv: Tensor, projected: Tensor, tokens: int) -> None:
 
 
 def _advance(
-    conv: Tensor, records: Tensor, path: Tensor | None, count: Tensor | None, tokens: int
+    conv: Tensor,
+    records: Tensor,
+    path: Tensor | None,
+    count: Tensor | None,
+    tokens: int,
+    seats: Tensor | None = None,
 ) -> None:
-    layers, kept, channels = conv.shape
-    history_kernel[(-(-channels // HISTORY_BLOCK), layers)](
+    layers, kept, channels = conv.shape[-3:]
+    requests, strides = _axis(seats, conv, path, count)
+    history_kernel[(-(-channels // HISTORY_BLOCK), layers, requests)](
         conv,
         records,
         conv if path is None else path,
@@ -198,6 +241,9 @@ def _advance(
         tokens,
         records.stride(0),
         records.stride(1),
+        seats,
+        *strides,
+        records.shape[1] // requests,
         CONV=channels,
         WIDTH=kept + 1,
         PATH=path is not None,

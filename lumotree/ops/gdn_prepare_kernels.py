@@ -10,6 +10,9 @@ over a head has one shape of tile per launch, whatever the row count, and launch
 contraction off, so that a row's bits are its own.
 
 Column order of a projected row: qkv (query heads, key heads, value heads) | z | b | a.
+
+With seats (lumotree.ops.seats) histories have a leading dimension of seats, paths one of requests;
+rows stand request after request, `padded` of them each in `projected` and `out`, `rows` elsewhere.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from lumotree.ops.seats import part
 
 
 @triton.jit
@@ -98,7 +103,7 @@ def _put(ptr, value, row, live, head, row_stride, head_stride, D: tl.constexpr):
     tl.store(ptr + at, value.to(ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "padded"])
 def prepare_kernel(
     projected_ptr,  # [rows or more, conv + values + 2 heads], model dtype
     conv_ptr,  # [width - 1, conv], model dtype: the layer's history, read only
@@ -127,6 +132,9 @@ def prepare_kernel(
     overlap_head,
     l2_eps,
     scale,
+    seats_ptr,  # int32 [R], or None for one request
+    seat_stride,  # elements from a seat's history to the next's
+    padded,
     HEADS: tl.constexpr,
     KEY_HEADS: tl.constexpr,
     DK: tl.constexpr,
@@ -143,6 +151,15 @@ def prepare_kernel(
     slot = tl.program_id(0)
     row = tl.program_id(1) * T + tl.arange(0, T)
     live = row < rows
+    to = row  # where its operands are written
+    if seats_ptr is not None:
+        request = tl.program_id(2)
+        seat = tl.load(seats_ptr + request)
+        if seat < 0:
+            return
+        conv_ptr = part(conv_ptr, seat, seat_stride)
+        projected_ptr = part(projected_ptr, request, padded * stride)
+        to += request * rows
     if PDL:
         gdc_launch_dependents()
     if slot < KEY_HEADS:
@@ -162,13 +179,13 @@ def prepare_kernel(
         )  # fmt: skip
         query = query * (tl.rsqrt(tl.sum(query * query, 1) + l2_eps) * scale)[:, None]
         key = key * tl.rsqrt(tl.sum(key * key, 1) + l2_eps)[:, None]
-        _put(query_ptr, query, row, live, slot, query_row, query_head, DK)
-        _put(key_ptr, key, row, live, slot, key_row, key_head, DK)
-        dot = row.to(tl.int64) * overlap_row + slot * overlap_head
+        _put(query_ptr, query, to, live, slot, query_row, query_head, DK)
+        _put(key_ptr, key, to, live, slot, key_row, key_head, DK)
+        dot = to.to(tl.int64) * overlap_row + slot * overlap_head
         tl.store(overlap_ptr + dot, tl.sum(query * key, 1), mask=live)
         if GATHER:
-            _put(record_ptr, query_input, row, live, slot, CONV, DK, DK)
-            _put(record_ptr + KEY_HEADS * DK, key_input, row, live, slot, CONV, DK, DK)
+            _put(record_ptr, query_input, to, live, slot, CONV, DK, DK)
+            _put(record_ptr + KEY_HEADS * DK, key_input, to, live, slot, CONV, DK, DK)
     else:
         head = slot - KEY_HEADS
         first = 2 * KEY_HEADS * DK + head * DV
@@ -184,7 +201,7 @@ def prepare_kernel(
             weights, row, live, first, projected_ptr, conv_ptr, gather_ptr, stride,
             CONV, DV, WIDTH, GATHER,
         )  # fmt: skip
-        _put(value_ptr, value, row, live, head, value_row, value_head, DV)
+        _put(value_ptr, value, to, live, head, value_row, value_head, DV)
         beta = (1.0 / (1.0 + tl.exp(-b))).to(dtype).to(tl.float32)
         step = a + bias
         # Beyond 20 softplus(x) is x in float32, and exp(x) soon overflows.
@@ -192,11 +209,11 @@ def prepare_kernel(
         decay = soft * rate
         if not LOG:
             decay = tl.exp(decay)
-        gate_at = row.to(tl.int64) * gate_row + head * gate_head
+        gate_at = to.to(tl.int64) * gate_row + head * gate_head
         tl.store(decay_ptr + gate_at, decay, mask=live)
         tl.store(beta_ptr + gate_at, beta, mask=live)
         if GATHER:
-            _put(record_ptr + 2 * KEY_HEADS * DK, value_input, row, live, head, CONV, DV, DV)
+            _put(record_ptr + 2 * KEY_HEADS * DK, value_input, to, live, head, CONV, DV, DV)
 
 
 @triton.jit(do_not_specialize=["rows", "padded"])
@@ -212,6 +229,7 @@ def finish_kernel(
     first,
     read_row,
     read_head,
+    seats_ptr,  # int32 [R], or None for one request
     HEADS: tl.constexpr,
     DV: tl.constexpr,
     T: tl.constexpr,
@@ -221,6 +239,13 @@ def finish_kernel(
     head = tl.program_id(0)
     row = tl.program_id(1) * T + tl.arange(0, T)
     live = row < rows
+    if seats_ptr is not None:
+        request = tl.program_id(2)
+        if tl.load(seats_ptr + request) < 0:
+            return
+        read_ptr = part(read_ptr, request, rows * read_row)
+        projected_ptr = part(projected_ptr, request, padded * stride)
+        out_ptr = part(out_ptr, request, padded, HEADS * DV)
     if PDL:
         gdc_launch_dependents()
     scale = tl.load(scale_ptr + tl.arange(0, DV))
@@ -236,7 +261,7 @@ def finish_kernel(
     _put(out_ptr, normed, row, row < padded, head, HEADS * DV, DV, DV)
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(do_not_specialize=["tokens", "path_stride", "count_stride", "rows"])
 def history_kernel(
     conv_ptr,  # [layers, width - 1, conv], model dtype, advanced in place
     record_ptr,  # [layers, rows, conv with any row stride]
@@ -245,6 +270,11 @@ def history_kernel(
     tokens,  # rows of a run, if not PATH
     layer_stride,
     row_stride,
+    seats_ptr,  # int32 [R], or None for one request
+    seat_stride,  # elements from a seat's histories to the next's
+    path_stride,  # from a request's path to the next's
+    count_stride,
+    rows,  # of a request
     CONV: tl.constexpr,
     WIDTH: tl.constexpr,
     PATH: tl.constexpr,
@@ -255,6 +285,15 @@ def history_kernel(
     inside = channel < CONV
     slot = tl.arange(0, triton.next_power_of_2(WIDTH - 1))[:, None]
     kept = slot < WIDTH - 1
+    if seats_ptr is not None:
+        request = tl.program_id(2)
+        seat = tl.load(seats_ptr + request)
+        if seat < 0:
+            return
+        conv_ptr = part(conv_ptr, seat, seat_stride)
+        record_ptr = part(record_ptr, request, rows * row_stride)
+        path_ptr += request * path_stride
+        count_ptr += request * count_stride
     conv_ptr += tl.program_id(1).to(tl.int64) * ((WIDTH - 1) * CONV)
     record_ptr += tl.program_id(1).to(tl.int64) * layer_stride
     count = tokens

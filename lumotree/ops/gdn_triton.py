@@ -61,7 +61,11 @@ def choose(geometry: Geometry, device: torch.device) -> Launch:
 
 
 class GdnKernels:
-    """Kernels of one tree and geometry on one device; holds the schedule's tables."""
+    """Kernels of one tree and geometry on one device; holds the schedule's tables.
+
+    seats: int32 [R] on the device, for R requests at once (lumotree.ops.seats). States then have
+    N seats in front at any stride, operands R * rows rows, cut states and paths R in front.
+    """
 
     def __init__(
         self,
@@ -69,8 +73,10 @@ class GdnKernels:
         geometry: Geometry,
         device: torch.device,
         launch: Launch | None = None,
+        seats: Tensor | None = None,
     ) -> None:
-        self.geometry = geometry
+        self.geometry, self.rows, self.seats = geometry, len(tree), seats
+        self.requests = 1 if seats is None else seats.numel()
         self.launch = launch or choose(geometry, device)
         self.schedule = plan(tree, self.launch.schedule)
         walks, visits = self.schedule.tables()
@@ -92,12 +98,13 @@ class GdnKernels:
         """Outputs of all rows from the pre-tree state [heads, dk, dv], which is only read.
 
         cuts float32 [schedule.cuts, heads, dk, dv], None when the schedule hands nothing over.
+        With seats: state [N, heads, dk, dv], cuts [R, ...], out [R * rows, heads, dv].
         """
-        o = operands
+        o, seated = operands, self.seats is not None
         first = 0
         early = {"launch_pdl": True} if self.launch.early else {}
         for walks in self.schedule.launches:
-            scan_kernel[(self.tiles, len(walks))](
+            scan_kernel[(self.tiles, len(walks), self.requests)](
                 state,
                 state if cuts is None else cuts,
                 o.query,
@@ -110,6 +117,10 @@ class GdnKernels:
                 self.walks,
                 self.visits,
                 first,
+                self.seats,
+                state.stride(0) if seated else None,
+                cuts.stride(0) if seated and cuts is not None else None,
+                self.rows,
                 **self.shape,
                 CUT=self.schedule.cuts > 0,
                 PDL=self.launch.early,
@@ -119,20 +130,25 @@ class GdnKernels:
             first += len(walks)
 
     def update(self, state: Tensor, operands: Operands, path: Path, out: Tensor) -> None:
-        """The native update of one layer's state [heads, dk, dv] along `path`, with outputs."""
+        """The native update of one layer's state [heads, dk, dv] along `path`, with outputs.
+
+        With seats: state [N, heads, dk, dv], out [R * rows, heads, dv], path [R, ...].
+        """
         self._update(state, operands, path, out, layers=1, read=True)
 
     def replay(self, states: Tensor, records: Operands, path: Path) -> None:
         """All layers' states [layers, heads, dk, dv] in place along `path`, one launch.
 
-        records: key, value, decay, beta as in Operands with layers in front, contiguous.
+        records: key, value, decay, beta as in Operands with layers in front, contiguous. With
+        seats: states [N, layers, ...], records [layers, R * rows, ...], path [R, ...].
         """
-        self._update(states, records, path, states, layers=states.shape[0], read=False)
+        self._update(states, records, path, states, layers=states.shape[-4], read=False)
 
     def _update(
         self, state: Tensor, o: Operands, path: Path, out: Tensor, layers: int, read: bool
     ) -> None:
-        update_kernel[(self.tiles, layers)](
+        seated = self.seats is not None
+        update_kernel[(self.tiles, layers, self.requests)](
             state,
             o.query,
             o.key,
@@ -144,6 +160,11 @@ class GdnKernels:
             path.rows,
             path.count,
             o.key.shape[-3],
+            self.seats,
+            state.stride(0) if seated else None,
+            path.rows.stride(0) if seated else None,
+            path.count.stride(0) if seated else None,
+            self.rows,
             **self.shape,
             READ=read,
             **self.options,

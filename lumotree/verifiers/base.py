@@ -26,6 +26,7 @@ class Verifier(ABC):
     name: the row of the table and the value of `verify=`. title: who it is. policy: its
     numerical policy, one sentence. exact: whether it claims native bits.
     empty_path: whether `publish` of a path of count 0 leaves the states as they are.
+    batched: whether it takes `seats` and serves several requests at once (lumotree.ops.seats).
     """
 
     name: ClassVar[str]
@@ -33,6 +34,7 @@ class Verifier(ABC):
     policy: ClassVar[str]
     exact: ClassVar[bool] = False
     empty_path: ClassVar[bool] = False
+    batched: ClassVar[bool] = False
     # Largest error of an output and of a published state against float64 that passes the gate,
     # for operands of unit size: float32 arithmetic, unless the policy rounds to bfloat16.
     tolerance: ClassVar[tuple[float, float]] = (1e-5, 1e-4)
@@ -77,7 +79,8 @@ class Verifier(ABC):
         """Outputs of all rows, float32 [rows, heads, dv].
 
         recurrent float32 [layers, heads, dk, dv]; only a verifier whose `pending` is true may
-        write to it, and then only the commit of the step before.
+        write to it, and then only the commit of the step before. With seats: recurrent
+        [N, layers, ...], operands and outputs of R * rows rows; those of nobody's are undefined.
         """
 
     @abstractmethod

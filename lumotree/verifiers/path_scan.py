@@ -44,8 +44,8 @@ def update_rows(
 class OperandRing:
     """Operands that a replay needs, of every layer and row: key, value, decay, beta."""
 
-    def __init__(self, verifier: Verifier) -> None:
-        g, rows = verifier.geometry, verifier.rows
+    def __init__(self, verifier: Verifier, rows: int) -> None:
+        g = verifier.geometry
         lead = (g.layers, rows)
         key = verifier.buffer("keys", (*lead, g.key_heads, g.dk))
         decay = verifier.buffer("decays", (*lead, g.heads))
@@ -64,6 +64,10 @@ class OperandRing:
 
 
 class PathScan(Verifier):
+    """seats: int32 [R] on the device, for R requests at once (lumotree.ops.seats): recurrent
+    states then have N seats in front, operands, ring and outputs R * rows rows, paths R in front.
+    """
+
     name = "path-scan"
     title = "lumotree"
     policy = (
@@ -72,6 +76,7 @@ class PathScan(Verifier):
     )
     exact = True
     empty_path = True
+    batched = True
 
     def __init__(
         self,
@@ -80,39 +85,56 @@ class PathScan(Verifier):
         device: torch.device,
         *options,
         launch=None,
+        seats: Tensor | None = None,
     ) -> None:
         super().__init__(tree, geometry, device, *options)
-        self.ring = OperandRing(self)
+        self.seats = seats
+        requests = 1 if seats is None else seats.numel()
+        self.total = requests * self.rows
+        self.ring = OperandRing(self, self.total)
         self.kernels = None
         self.cuts = None
         if has_kernels(self.device):
             from lumotree.ops.gdn_triton import GdnKernels
 
-            self.kernels = GdnKernels(tree, geometry, self.device, launch)
+            self.kernels = GdnKernels(tree, geometry, self.device, launch, seats)
             if self.kernels.schedule.cuts:
+                lead = () if seats is None else (requests,)
                 shape = (self.kernels.schedule.cuts, geometry.heads, geometry.dk, geometry.dv)
-                self.cuts = self.buffer("cut states", shape)
+                self.cuts = self.buffer("cut states", (*lead, *shape))
 
     def destination(self, layer: int, operands: Operands) -> Operands:
         return replace(self.ring.layer(layer), query=operands.query, overlap=operands.overlap)
 
     def verify(self, layer: int, recurrent: Tensor, operands: Operands) -> Tensor:
         self.place(layer, operands)
+        g, state = self.geometry, recurrent.select(-4, layer)
+        out = recurrent.new_empty(self.total, g.heads, g.dv)
         if self.kernels is not None:
-            g = self.geometry
-            out = recurrent.new_empty(self.rows, g.heads, g.dv)
-            self.kernels.scan(recurrent[layer], operands, out, self.cuts)
+            self.kernels.scan(state, operands, out, self.cuts)
             return out
-        return node_states(self.tree, recurrent[layer], operands)[0]
+        for request, seat in self._live():
+            rows = slice(request * self.rows, (request + 1) * self.rows)
+            own = operands.map(lambda x, rows=rows: x[rows])
+            out[rows] = node_states(self.tree, state[seat], own)[0]
+        return out
 
     def publish(self, recurrent: Tensor, path: Path) -> None:
         if self.kernels is not None:
             self.kernels.replay(recurrent, self.ring.operands, path)
             return
-        for layer, state in enumerate(recurrent):
-            kept = self.ring.layer(layer)
-            for row in path.rows[: int(path.count)].tolist():
-                state.copy_(update_rows(state[None], kept, [row])[1][0])
+        for request, seat in self._live():
+            rows = torch.atleast_2d(path.rows)[request, : int(path.count[request])]
+            for layer, state in enumerate(recurrent[seat]):
+                kept = self.ring.layer(layer)
+                for row in (rows + request * self.rows).tolist():
+                    state.copy_(update_rows(state[None], kept, [row])[1][0])
+
+    def _live(self) -> list[tuple]:
+        """Requests that are somebody's, and where their states lie; for the torch definition."""
+        if self.seats is None:
+            return [(0, ...)]
+        return [(i, seat) for i, seat in enumerate(self.seats.tolist()) if seat >= 0]
 
 
 def node_states(tree: TreeDescriptor, state: Tensor, operands: Operands) -> tuple[Tensor, Tensor]:

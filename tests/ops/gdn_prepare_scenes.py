@@ -150,6 +150,53 @@ def histories():
         assert torch.equal(conv, inputs[:, inputs.shape[1] - width + 1 :])
 
 
+def seats():
+    """Every request of a launch has the bits that it has alone, and nothing else is written."""
+    requests, where = 3, (3, -1, 0)
+    # On a device more rows in all than one request may have before its tiles grow, and its bits.
+    padded = 44 if DEVICE.type == "cuda" else 7
+    layer = Layer(torch.bfloat16, rows=requests * padded)
+    gather = gather_of(TREE, layer.width)
+    count = len(gather)
+    seats = torch.tensor(where, dtype=torch.int32, device=DEVICE)
+    # One layer more than is published: a seat's stride is not its size.
+    pool = torch.randn(5, 3, *layer.conv.shape, device=DEVICE).to(layer.dtype)
+    before = pool.clone()
+    records = layer.projected.new_full((2, requests * count, layer.channels), float("nan"))
+    into = layer.buffers(requests * count)
+    fixed = (gather, *layer.fixed())
+    ops.prepare(layer.projected, pool[:, 1], *fixed, into, records[1], seats=seats, padded=padded)
+    read = torch.randn(requests * count, layer.heads, layer.dv, device=DEVICE)
+    norm = Norm.of(torch.randn(layer.dv, device=DEVICE), EPS)
+    out = layer.projected.new_full((requests * padded, layer.heads * layer.dv), float("nan"))
+    ops.finish(read, layer.projected, norm, out, seats=seats)
+    assert torch.equal(pool, before)
+    found = (*vars(into).values(), records[1], out)
+    records[0].normal_()
+    result = torch.tensor(((4, 0, 1, 3, 4), (1, 0, 0, 0, 0), (2, 0, 2, 0, 0)), dtype=torch.int32)
+    result = result.to(DEVICE)
+    ops.publish_conv(pool[:, :2], records, result[:, 1:], result[:, 0], seats)
+    for i, seat in enumerate(where):
+        rows, wide = slice(i * count, (i + 1) * count), slice(i * padded, (i + 1) * padded)
+        if seat < 0:
+            for x in found:
+                assert x[wide if x is out else rows].isnan().all()
+            continue
+        alone = layer.buffers(count)
+        record, own = (torch.full_like(x, float("nan")) for x in (records[1][rows], out[wide]))
+        projected, conv = layer.projected[wide], before[seat]
+        ops.prepare(projected, conv[1], *fixed, alone, record)
+        ops.finish(read[rows], projected, norm, own)
+        wanted = (*vars(alone).values(), record, own)
+        for a, b in zip(found, wanted, strict=True):
+            assert torch.equal(a[wide if a is out else rows], b)
+        assert not own[count:].any()
+        path, number = result[i, 1:].clone(), result[i, :1].clone()
+        ops.publish_conv(conv[:2], records[:, rows].contiguous(), path, number)
+    # Published alone in place: now all of the pool is alike, seats of nobody among them.
+    assert torch.equal(pool, before)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     DEVICE = torch.device(sys.argv[1])

@@ -7,7 +7,7 @@ import pytest
 from tests.ops.running import needs_device, needs_triton, run_scenes
 
 SCENES = "gdn_prepare_scenes.py"
-NAMES = ["rows", "rows_alone", "run", "finish", "histories"]
+NAMES = ["rows", "rows_alone", "run", "finish", "histories", "seats"]
 
 
 @needs_triton
