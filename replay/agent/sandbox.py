@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from lumotree.errors import LumoTreeError
@@ -33,6 +35,13 @@ HERE = Path(__file__).parent / "inside"
 SETUP = HERE / "setup.sh"
 # The same names for the same numbers on every machine.
 USERS = ((HERE / "passwd", "/etc/passwd"), (HERE / "group", "/etc/group"))
+# Root is not bound by `ulimit -u`. The limit of a PID namespace, which Linux knows from 6.14 on,
+# binds everybody: a fork bomb does not outrun the watch.
+CAPPED = ["unshare", "--pid", "--fork", "--kill-child=KILL", "--mount", "--propagation", "private"]
+CAPPED += ["--", "/bin/bash", "-c"]
+CAPPED += ['mount -t proc proc /proc && echo "$0" > /proc/sys/kernel/pid_max && exec "$@"']
+# Numbers below this one are not given to new processes again.
+FIRST_PIDS = 300
 # What runs inside: the kernel's limits, the command, then a count of what it left behind.
 INSIDE = r"""
 ulimit -c 0 2>/dev/null
@@ -119,19 +128,21 @@ class Sandbox:
             INSIDE,
             "inside",
             str(limits.memory_mib << 10),
-            # A backstop: threads count too, and root is not bound by it. The watch is exact.
+            # A backstop: threads count too. The watch is exact.
             str(4 * limits.processes),
             str(limits.file_mib << 10),
             command,
         ]
         known = {"HOME": HOME, "PATH": "/usr/bin:/bin", "TMPDIR": "/tmp", **(environment or {})}
         how = {"environment": known, "report_fd": True, "keep": keep}
+        pids = str(FIRST_PIDS + 4 * limits.processes)
         if self.kind == "bubblewrap":
-            return supervise([*bubblewrap(place), *inside], limits, **how)
+            capped = [*CAPPED, pids] if _can_cap() else []
+            return supervise([*capped, *bubblewrap(place), *inside], limits, **how)
         if self.kind == "unshare":
             # An empty folder for the new root to be mounted on; nothing is ever written there.
             with tempfile.TemporaryDirectory(prefix="lumotree-root-") as root:
-                argv = [*unshare(place, Path(root)), *inside]
+                argv = [*unshare(place, Path(root), pids), *inside]
                 return supervise(argv, limits, **how)
         ended = supervise(inside, limits, folder=place.workspace, **how)
         # Others' processes are counted too without a namespace of its own.
@@ -159,11 +170,19 @@ def bubblewrap(place: Place) -> list[str]:
     return [*argv, "--remount-ro", "/", "--"]
 
 
-def unshare(place: Place, root: Path) -> list[str]:
+@cache
+def _can_cap() -> bool:
+    """Whether CAPPED is needed and works: for root, with the rights of the machine's own root."""
+    if os.geteuid() or shutil.which("unshare") is None:
+        return False
+    return not subprocess.run([*CAPPED, "1000", "true"], capture_output=True).returncode
+
+
+def unshare(place: Place, root: Path, pids: str) -> list[str]:
     """unshare, and the script that builds the new root at `root`, up to the command."""
     argv = ["unshare", "--user", "--map-root-user", "--mount", "--net", "--ipc", "--uts", "--pid"]
     argv += ["--fork", "--kill-child=KILL", "--propagation", "private", "--"]
-    argv += ["/bin/bash", str(SETUP), str(root), str(place.workspace), WORKSPACE, UID]
+    argv += ["/bin/bash", str(SETUP), str(root), str(place.workspace), WORKSPACE, UID, pids]
     for path in (*SYSTEM, *SETTINGS):
         if os.path.exists(path):
             argv += [path, path]

@@ -1,10 +1,10 @@
 # Builds a root for contained commands inside fresh namespaces, enters it and gives up every right.
-# bash setup.sh ROOT WORKSPACE SEEN-AS UID [READ-ONLY SEEN-AS]... -- COMMAND...
+# bash setup.sh ROOT WORKSPACE SEEN-AS UID PIDS [READ-ONLY SEEN-AS]... -- COMMAND...
 set -eu
 given=$PATH
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
-root=$1 workspace=$2 seen=$3 uid=$4
-shift 4
+root=$1 workspace=$2 seen=$3 uid=$4 pids=$5
+shift 5
 
 mount -t tmpfs -o size=1m,mode=755 tmpfs "$root"
 mkdir "$root/dev" "$root/proc" "$root/tmp" "$root/old"
@@ -31,6 +31,8 @@ mount -t tmpfs -o size=64m,mode=1777 tmpfs "$root/dev/shm"
 mount -t tmpfs -o size=512m,mode=1777 tmpfs "$root/tmp"
 # Where an outer container hides parts of /proc the kernel refuses a new one: then there is none.
 if mount -t proc proc "$root/proc" 2>/dev/null; then
+  # The namespace's own limit of processes, from Linux 6.14 on: ulimit does not bind root.
+  echo "$pids" 2>/dev/null > "$root/proc/sys/kernel/pid_max" || :
   for path in sys sysrq-trigger irq bus; do
     if [ -e "$root/proc/$path" ]; then
       mount --bind "$root/proc/$path" "$root/proc/$path"
