@@ -122,7 +122,7 @@ def _minutes(summary: dict[str, Any]) -> Table:
         bars = [number(v, bar=None if v is None else v / whole) for v in spent]
         rows.append([words(name, "name"), *bars])
     columns = [("arm", ""), *((part, "minutes") for part in parts)]
-    return Table("minutes", "Minutes", columns, rows, "Bars show a part's share.")
+    return Table("minutes", "Minutes", columns, rows)
 
 
 def _tokens(summary: dict[str, Any]) -> Table:
