@@ -41,8 +41,10 @@ class Batch:
         if first.runner.mode == "matched":
             tree = max(tree, MATCHED_ROWS)
         self.most_rows = tree
-        # Other verifiers keep one request's operands from a verification to its publication.
-        if len(self.decoders) > 1 and first.config.verify == EXACT_SCAN:
+        # Other verifiers keep one request's operands from a verification to its publication, and
+        # captured graphs are of one request each (lumotree.captured.batch has those of several).
+        alone = first.config.verify != EXACT_SCAN or first.model.kernels
+        if len(self.decoders) > 1 and not alone:
             self.most_rows = probe_rows(first.model, first.runner.multiple, tree, len(decoders))
         self.together = max(1, self.most_rows // tree)
 

@@ -205,16 +205,22 @@ class Decoder:
         """The rest of a round: select, publish, hand out."""
         with self._phase(run, "select"):
             path, pending = self.select(run, verified)
-            taken = self._emit(run, [*(verified.tokens[row] for row in path[1:]), pending])
-            run.steps += 1
-            run.drafted += sum(proposal.active) - 1
-            self._note_logprobs(run, verified.logits, path)
-            # Drafts past the end of the request were accepted by nobody.
-            self._count(run, proposal, [verified.kept[row] for row in path[: taken + 1]])
+            self.take(run, proposal, verified, path, pending)
         if run.finish_reason is None:
             with self._phase(run, "publish"):
                 self.publish(run, verified, path)
-        self._hand_out(run)
+        self.hand_out(run)
+
+    def take(
+        self, run: Run, proposal: Proposal, verified: Verified, path: list[int], pending: int
+    ) -> None:
+        """Emits what a walk accepted, and counts it."""
+        taken = self._emit(run, [*(verified.tokens[row] for row in path[1:]), pending])
+        run.steps += 1
+        run.drafted += sum(proposal.active) - 1
+        self._note_logprobs(run, verified.logits, path)
+        # Drafts past the end of the request were accepted by nobody.
+        self._count(run, proposal, [verified.kept[row] for row in path[: taken + 1]])
 
     def begin(
         self,
@@ -283,10 +289,10 @@ class Decoder:
         root = self.runner.index("root")
         logits = self.model.logits(ops.pad_rows(hidden, root.padded))[:1]
         place = len(run.tokens) - 1
-        self._emit(run, self._sample(run, logits, tree_from_name("root"), [0], place))
+        self._emit(run, self.sample(run, logits, tree_from_name("root"), [0], place))
         self._note_logprobs(run, logits, [0])
         run.history.add(run.fresh[0])
-        self._hand_out(run)
+        self.hand_out(run)
 
     def propose(self, run: Run, state: HybridState) -> Proposal:
         """Draft tokens for the rows that have a source; an arm without drafts gets the root."""
@@ -351,7 +357,7 @@ class Decoder:
     def select(self, run: Run, verified: Verified) -> tuple[list[int], int]:
         """The walk: accepted rows from the root, and the next pending token."""
         tree = verified.tree
-        sampled = self._sample(run, verified.logits, tree, verified.tokens, verified.rows.prefix)
+        sampled = self.sample(run, verified.logits, tree, verified.tokens, verified.rows.prefix)
         return accept_walk(tree.children, verified.tokens, verified.active, sampled)
 
     def publish(self, run: Run, verified: Verified, path: list[int]) -> None:
@@ -359,7 +365,7 @@ class Decoder:
         verified.rows.publish(path, verified.hidden)
         run.history.add(run.fresh[0])
 
-    def _sample(
+    def sample(
         self, run: Run, logits: Tensor, tree: TreeDescriptor, tokens: list[int], root_position: int
     ) -> list[int]:
         """The token every row would emit, each with its own root path as penalty history."""
@@ -417,7 +423,7 @@ class Decoder:
             run.fresh_logprobs = tuple(token_logprobs(rows, ids, run.logprobs))
 
     @staticmethod
-    def _hand_out(run: Run) -> None:
+    def hand_out(run: Run) -> None:
         """Calls the request's callback with what the last step emitted."""
         ids, text = run.fresh
         if run.on_tokens is not None and (ids or text):
@@ -440,7 +446,7 @@ class Decoder:
         """The result of a run that has ended; the last of its text is in `run.fresh` then."""
         run.fresh, run.fresh_logprobs = ((), run.text.finish()), ()
         run.pieces.append(run.fresh[1])
-        self._hand_out(run)
+        self.hand_out(run)
         decode_ms = (run.last_token_at - run.first_token_at) * 1e3
         timed = sum(run.phases_ms.values())
         run.phases_ms["other"] = max(0.0, decode_ms - timed)

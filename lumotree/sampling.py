@@ -37,6 +37,17 @@ class TokenHistory:
         if prompt_ids:
             self.prompt_seen[torch.tensor(prompt_ids, device=device)] = True
 
+    @classmethod
+    def over(cls, generated: Tensor, prompt_seen: Tensor) -> TokenHistory:
+        """A history kept in buffers that are there, as they are."""
+        history = cls.__new__(cls)
+        history.generated, history.prompt_seen = generated, prompt_seen
+        return history
+
+    def copy_(self, other: TokenHistory) -> None:
+        self.generated.copy_(other.generated)
+        self.prompt_seen.copy_(other.prompt_seen)
+
     def add(self, token_ids: Sequence[int]) -> None:
         """Counts newly emitted tokens."""
         if token_ids:

@@ -14,12 +14,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from lumotree.captured.draft import DraftPasses
+from lumotree.captured.clock import Clock
+from lumotree.captured.draft import DraftInputs, DraftPasses, candidates_of, is_sure
 from lumotree.captured.graph import replayable
 from lumotree.captured.rows import StepRows
-from lumotree.captured.step import RequestBuffers, VerifyStep
+from lumotree.captured.step import RequestBuffers, Upload, VerifyStep
 from lumotree.decoder import Decoder, Run, Verified
-from lumotree.draft.mtp import sure
 from lumotree.draft.plan import Proposal, fill
 from lumotree.errors import RequestError
 from lumotree.model.runner import MATCHED_ROWS
@@ -29,8 +29,6 @@ from lumotree.state import HybridState
 
 # State slots come in powers of two from here: a captured graph belongs to one slot.
 FIRST_CAPACITY = 4096
-START = "start"
-MAX_LAPS = 64
 
 
 class CapturedDecoder(Decoder):
@@ -45,9 +43,7 @@ class CapturedDecoder(Decoder):
         self.request = RequestBuffers(model.config.vocab_size, model.device)
         vocab = model.config.vocab_size
         self.draft_vocab = min(config.draft_vocab or vocab, vocab)
-        self.clock = _Clock(model.device)
-        pin = model.device.type == "cuda"
-        self.staging = torch.zeros(5 * self.padded, dtype=torch.uint8, pin_memory=pin)
+        self.clock = Clock(model.device)
         self.drafted: DraftPasses | None = None
         self.tree_step: VerifyStep | None = None
 
@@ -55,14 +51,9 @@ class CapturedDecoder(Decoder):
         super()._enter(run, state, hidden)
         self.clock.clear()
         self.tree_step.rows.verifier.forget()
-        request = self.request
-        request.params.set(run.params)
-        request.length.fill_(state.length)
-        request.history.generated.copy_(run.history.generated)
-        request.history.prompt_seen.copy_(run.history.prompt_seen)
-        run.history = request.history
+        self.request.enter(run, state.length)
         if self.uses_mtp:
-            self.drafted.feed(state.mtp_hidden, run.tokens[-1])
+            self.drafted.inputs.feed(state.mtp_hidden, run.tokens[-1])
             state.mtp_hidden = state.mtp_hidden[:0]
             self.clock.start()
             self._launch_drafts()
@@ -71,16 +62,15 @@ class CapturedDecoder(Decoder):
         """Draft tokens for the rows that have a source; waits for the drafts launched before."""
         candidates = []
         if self.uses_mtp:
-            self.clock.book(run)
+            self.clock.book([run])
             done = self.drafted.first
             if done < self.drafted.passes and self._sure(done - 1):
                 self.clock.start()
                 self.graphs["more"]()
                 self._fetch_candidates()
-                self.clock.book(run)
+                self.clock.book([run])
                 done = self.drafted.passes
-            found = self.candidates[:done, :4].tolist()
-            candidates = [(best, ordered) for best, *ordered in found]
+            candidates = candidates_of(self.candidates[0], done)
         return fill(self.plan, run.tokens[-1], candidates, run.suffix)
 
     def verify(self, state: HybridState, proposal: Proposal) -> Verified:
@@ -88,10 +78,9 @@ class CapturedDecoder(Decoder):
         step = self.tree_step
         tokens = [proposal.tokens[row] for row in self.kept]
         active = [proposal.active[row] for row in self.kept]
-        self.staging[: 4 * len(tokens)].view(torch.int32).copy_(torch.tensor(tokens))
-        self.staging[4 * self.padded : 4 * self.padded + len(active)] = torch.tensor(active)
+        step.upload.put(0, tokens, active)
         self.clock.start()
-        step.upload.copy_(self.staging, non_blocking=True)
+        step.upload.send()
         self.graphs["verify"]()
         self.clock.lap("verify")
         return Verified(
@@ -116,7 +105,7 @@ class CapturedDecoder(Decoder):
             ahead = self.tree_step.rows.verifier.empty_path
             if ahead:
                 self._advance()
-            self.clock.book(run, until="select")
+            self.clock.book([run], until="select")
             outcome = selector.outcome(self.result)
             if not outcome.flag:
                 if not ahead:
@@ -128,12 +117,12 @@ class CapturedDecoder(Decoder):
         """What the kernels do not cover (any top_k, many ties), by the torch definition."""
         self.clock.start()
         tree, state_length = verified.tree, verified.rows.state.length
-        sampled = self._sample(
+        sampled = self.sample(
             run, verified.logits[: len(tree)], tree, verified.tokens, state_length
         )
         path, pending = accept_walk(tree.children, verified.tokens, verified.active, sampled)
         run.history.add([*(verified.tokens[row] for row in path[1:]), pending])
-        self._set_path(path, pending)
+        self.tree_step.selector.set(path, pending)
         self.clock.lap("select")
         self._advance()
         return path, pending
@@ -157,14 +146,7 @@ class CapturedDecoder(Decoder):
         self.clock.lap("draft")
 
     def _sure(self, depth: int) -> bool:
-        return sure([self.candidates.view(torch.float32)[depth, 4].item(), 0.0])
-
-    def _set_path(self, path: list[int], pending: int) -> None:
-        selector = self.tree_step.selector
-        words = torch.zeros_like(selector.result, device="cpu")
-        words[0], words[1] = len(path), pending
-        words[4 : 4 + len(path)] = torch.tensor(path, dtype=torch.int32)
-        selector.result.copy_(words)
+        return is_sure(self.candidates[0], depth)
 
     def reserve(self, tokens: int) -> HybridState:
         """The state slot and its graphs, made anew when a request needs more room.
@@ -215,17 +197,17 @@ class CapturedDecoder(Decoder):
             config.attention == "stock",
             config.operands == "inline",
         )
-        self.tree_step = step = VerifyStep(
-            model, state, self.request, self.active_tree, self.padded, rows
-        )
+        upload = Upload(self.padded, device)
+        self.tree_step = step = VerifyStep(model, self.request, self.active_tree, upload, rows)
         pin = device.type == "cuda"
         self.result = torch.zeros(step.selector.result.shape, dtype=torch.int32, pin_memory=pin)
         work = {"verify": step.verify, "select": step.select, "publish": step.publish}
         if self.uses_mtp:
             self.drafted = DraftPasses(
                 model,
-                state,
+                state.mtp_kv,
                 step,
+                DraftInputs(model, self.active_tree),
                 len(self.plan.mtp),
                 config.first_passes,
                 self.draft_vocab,
@@ -240,11 +222,11 @@ class CapturedDecoder(Decoder):
         self.request.length.zero_()
         step.selector.result.zero_()
         self.graphs = {name: replayable(stage, device, pool) for name, stage in work.items()}
-        self.request.history.generated.zero_()
+        self.request.generated.zero_()
 
     @contextmanager
     def _phase(self, run: Run, name: str) -> Iterator[None]:
-        """Stages are timed by events on the device, see `_Clock`."""
+        """Stages are timed by events on the device, see `Clock`."""
         yield
 
 
@@ -260,50 +242,6 @@ class _Rows:
 
     def publish(self, path: list[int], hidden: Tensor) -> None:
         decoder = self.decoder
-        decoder._set_path(path, 0)
+        decoder.tree_step.selector.set(path, 0)
         decoder.graphs["publish"]()
         self.state.length += len(path)
-
-
-class _Clock:
-    """Device milliseconds of each stage, by an event at each stage's end; silent without CUDA.
-
-    What lies between a stage's end and the next `start` is nobody's: the device waits there.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.cuda = device.type == "cuda"
-        self.laps: list[tuple[str, torch.cuda.Event]] = []
-        self.spare: list[torch.cuda.Event] = []
-
-    def clear(self) -> None:
-        """Forgets what nobody booked: the work behind a request's last token."""
-        self.spare += [event for _, event in self.laps]
-        self.laps = []
-
-    def start(self) -> None:
-        if len(self.laps) >= MAX_LAPS:  # forced paths book nothing
-            self.clear()
-        self.lap(START)
-
-    def lap(self, name: str) -> None:
-        if self.cuda:
-            event = self.spare.pop() if self.spare else torch.cuda.Event(enable_timing=True)
-            event.record()
-            self.laps.append((name, event))
-
-    def book(self, run: Run, until: str | None = None) -> None:
-        """Waits for a lap, the last one (of that name), and books all stages up to it."""
-        if not self.laps:
-            return
-        last = len(self.laps) - 1
-        while until is not None and self.laps[last][0] != until:
-            last -= 1
-        self.laps[last][1].synchronize()
-        for (_, before), (name, event) in zip(
-            self.laps[:last], self.laps[1 : last + 1], strict=True
-        ):
-            if name != START:
-                run.phases_ms[name] += before.elapsed_time(event)
-        self.spare += [event for _, event in self.laps[:last]]
-        self.laps = self.laps[last:]

@@ -7,87 +7,122 @@ from torch import Tensor
 
 from lumotree.captured.rows import AttentionRows
 from lumotree.captured.step import VerifyStep
+from lumotree.draft.mtp import sure
 from lumotree.model.hybrid import HybridModel
 from lumotree.ops.select import TopCandidates
-from lumotree.state import HybridState
+from lumotree.state import KVCache
 from lumotree.tree import TreeDescriptor, tree_from_name
+
+
+def candidates_of(result: Tensor, depths: int) -> list[tuple[int, list[int]]]:
+    """(argmax, ordered best three) of the first `depths` passes of a request's results."""
+    return [(best, ordered) for best, *ordered in result[:depths, :4].tolist()]
+
+
+def is_sure(result: Tensor, depth: int) -> bool:
+    """Whether passes after `depth` pay, by a request's results."""
+    return sure([result.view(torch.float32)[depth, 4].item(), 0.0])
+
+
+class DraftInputs:
+    """What the head refills from, a place a seat.
+
+    hidden [seats, steps, hidden size] and tokens int32 [seats, steps]: rows of the positions just
+    published and the tokens after them, the pending one last; count int32 [seats] of them are
+    real. `steps` is the longest path that a step publishes.
+    """
+
+    def __init__(self, model: HybridModel, tree: TreeDescriptor, seats: int = 1) -> None:
+        self.steps = max(tree.depth) + 1
+        width, device = model.config.hidden_size, model.device
+        self.hidden = torch.zeros(seats, self.steps, width, dtype=model.dtype, device=device)
+        self.tokens = torch.zeros(seats, self.steps, dtype=torch.int32, device=device)
+        self.count = torch.zeros(seats, dtype=torch.int32, device=device)
+
+    def feed(self, hidden: Tensor, token: int, seat: int = 0) -> None:
+        """Takes the prompt's last hidden row [1, hidden size] and the first pending token."""
+        self.hidden[seat, :1].copy_(hidden)
+        self.tokens[seat, :1].fill_(token)
+        self.count[seat].fill_(1)
 
 
 class DraftPasses:
     """Refill of the head's keys from true hidden rows, then `passes` passes along the spine.
 
-    hidden [steps, hidden size] and tokens int32 [steps]: rows of the positions just published
-    and the tokens after them, the pending one last; count int32 [1] of them are real.
-    candidates int32 [passes, 4]: argmax and ordered best three of each depth; leads float32
-    [passes]: the best logit less the second. With `first` passes, the others are `more`'s.
+    results int32 [requests, passes, 5]: of each depth argmax, ordered best three, and the bits of
+    a float32, the best logit less the second. With `first` passes, the others are `more`'s.
     """
 
     def __init__(
         self,
         model: HybridModel,
-        state: HybridState,
+        cache: KVCache,
         step: VerifyStep,
+        inputs: DraftInputs,
         passes: int,
         first: int,
         vocab: int,
     ) -> None:
-        self.model, self.step, self.passes, self.vocab = model, step, passes, vocab
-        device = model.device
-        steps = max(step.tree.depth) + 1
-        self.hidden = torch.zeros(steps, model.config.hidden_size, dtype=model.dtype, device=device)
-        self.tokens = torch.zeros(steps, dtype=torch.int32, device=device)
-        self.count = torch.zeros(1, dtype=torch.int32, device=device)
-        self.start = torch.zeros(1, dtype=torch.int32, device=device)
-        self.slots = torch.zeros(max(passes, 1), 1, dtype=torch.int32, device=device)
-        self.ahead = torch.arange(max(passes, 1), dtype=torch.int32, device=device)[:, None]
+        self.model, self.step, self.inputs = model, step, inputs
+        self.passes, self.vocab = passes, vocab
+        device, seats, steps = model.device, step.upload.seats, inputs.steps
+        self.seats, places = seats, inputs.count.shape[0]
+        requests = 1 if seats is None else seats.numel()
+        kind = dict(dtype=torch.int32, device=device)
+        self.start = torch.zeros(places, **kind)
+        self.slots = torch.zeros(max(passes, 1), places, **kind)
+        self.ahead = torch.arange(max(passes, 1), **kind)[:, None]
+        self.rows = torch.arange(requests, **kind) * steps
         self.first = min(first or passes, passes)
-        self.results = torch.zeros(passes, 5, dtype=torch.int32, device=device)
-        self.candidates, self.leads = self.results[:, :4], self.results[:, 4].view(torch.float32)
-        self.last = torch.zeros_like(self.hidden[:1])
+        self.results = torch.zeros(requests, passes, 5, **kind)
+        self.leads = self.results.view(torch.float32)[..., 4]
+        width = model.config.hidden_size
+        self.last = torch.zeros(requests, width, dtype=model.dtype, device=device)
 
         def see(tree: TreeDescriptor, length: Tensor) -> AttentionRows:
-            return AttentionRows(model, tree, len(tree), state.mtp_kv, length, first=1)
+            return AttentionRows(model, tree, len(tree), cache, length, first=1, seats=seats)
 
         chain = tree_from_name(f"chain-{steps - 1}" if steps > 1 else "root")
         self.refill_rows = see(chain, self.start)
         root = tree_from_name("root")
         self.pass_rows = [see(root, slot) for slot in self.slots]
-        self.top = TopCandidates(1, vocab, live=vocab, device=device)
-
-    def feed(self, hidden: Tensor, token: int) -> None:
-        """Takes the prompt's last hidden row [1, hidden size] and the first pending token."""
-        self.hidden[:1].copy_(hidden)
-        self.tokens[:1].fill_(token)
-        self.count.fill_(1)
+        self.top = TopCandidates(requests, vocab, live=vocab, device=device)
 
     def take(self) -> None:
         """Takes the rows that the step published and the tokens after them."""
-        step = self.step
-        step.selector.take(step.hidden, step.tokens, self.hidden, self.tokens, self.count)
+        step, to = self.step, self.inputs
+        tokens = step.upload.tokens
+        step.selector.take(step.hidden, tokens, to.hidden, to.tokens, to.count)
+
+    def _of_requests(self, places: Tensor) -> Tensor:
+        """Entries [seats, ...] of the requests, [requests, ...]; somebody's where it is nobody."""
+        if self.seats is None:
+            return places
+        return places.index_select(0, self.seats.clamp(min=0))
 
     def draft(self) -> None:
-        model, length = self.model, self.step.request.length
-        self.start.copy_(length + 1 - self.count)
-        self.slots.copy_(length + self.ahead)
-        out = model.draft_forward(self.tokens, self.hidden, self.refill_rows)
-        hidden = out.index_select(0, (self.count - 1).clamp(min=0))
-        self._passes(1, self.first, hidden)
+        model, length, inputs = self.model, self.step.request.length, self.inputs
+        torch.sub(length + 1, inputs.count, out=self.start)
+        torch.add(self.ahead, length, out=self.slots)
+        tokens, hidden, count = (
+            self._of_requests(x) for x in (inputs.tokens, inputs.hidden, inputs.count)
+        )
+        out = model.draft_forward(tokens.flatten(), hidden.flatten(0, 1), self.refill_rows)
+        self._passes(1, self.first, out.index_select(0, self.rows + (count - 1).clamp(min=0)))
 
     def more(self) -> None:
         """The passes after the first ones, from where those left off."""
         self._passes(self.first + 1, self.passes, self.last)
 
     def _passes(self, start: int, stop: int, hidden: Tensor) -> None:
-        """Depths start .. stop; `hidden` [1, hidden size] predicts the token of depth `start`."""
+        """Depths start .. stop; `hidden` [requests, hidden size] predicts that of `start`."""
         model = self.model
         for depth in range(start, stop + 1):
             logits = model.logits(hidden, self.vocab)
-            best, ordered = self.top(logits)
-            self.candidates[depth - 1, 0].copy_(best[0])
-            self.candidates[depth - 1, 1:].copy_(ordered[0])
+            best, ordered = self.top(logits, self.results[:, depth - 1, :4])
             if depth < self.passes:
                 hidden = model.draft_forward(best, hidden, self.pass_rows[depth])
             if depth == self.first < self.passes:
-                pair = logits[0].index_select(0, ordered[0, :2])
-                self.leads[depth - 1].copy_(pair[0] - pair[1])
+                pair = logits.gather(1, ordered[:, :2].long())
+                self.leads[:, depth - 1].copy_(pair[:, 0] - pair[:, 1])
                 self.last.copy_(hidden)

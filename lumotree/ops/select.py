@@ -6,6 +6,7 @@ Definitions: reference.top_candidates, sampling.sample_rows, sampling.accept_wal
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -308,6 +309,13 @@ class Selector:
             BLOCK=TAKE_BLOCK,
             **_options(self.early, 4),
         )
+
+    def set(self, path: Sequence[int], pending: int, request: int = 0) -> None:
+        """Puts a path of the host's choice in place of what was selected."""
+        words = torch.zeros(self.results.shape[1], dtype=torch.int32)
+        words[0], words[1] = len(path), pending
+        words[4 : 4 + len(path)] = torch.tensor(path, dtype=torch.int32)
+        self.results[request].copy_(words)
 
     def outcome(self, result: Tensor | None = None) -> Outcome:
         """A request's result on the host; waits for the device unless given a copy of it."""

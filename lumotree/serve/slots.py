@@ -17,6 +17,7 @@ from lumotree.prefix import PrefixStore
 from lumotree.request import Generation, SamplingParams
 
 if TYPE_CHECKING:
+    from lumotree.captured.batch import CapturedBatch
     from lumotree.decoder import Decoder, DecoderConfig, Run
     from lumotree.engine import Engine
     from lumotree.state import HybridState
@@ -79,7 +80,7 @@ class Slot:
 class Slots(list[Slot]):
     """All slots of a server, and the rounds that they take together."""
 
-    def __init__(self, slots: Sequence[Slot], batch: Batch) -> None:
+    def __init__(self, slots: Sequence[Slot], batch: Batch | CapturedBatch) -> None:
         super().__init__(slots)
         self.batch = batch
 
@@ -95,6 +96,8 @@ def make_slots(
 
     Raises LumoTreeError when they do not fit beside the store's budget.
     """
+    if engine.model.kernels and active > 1:
+        return _captured_slots(engine, config, active, context, store)
     slots: list[Slot] = []
     free = free_bytes(engine.model.device)
     hint = "lower --active, --max-context or --prefix-mib"
@@ -119,6 +122,33 @@ def make_slots(
             )
         slots.append(Slot(decoder))
     return Slots(slots, Batch([slot.decoder for slot in slots]))
+
+
+def _captured_slots(
+    engine: Engine, config: DecoderConfig, active: int, context: int, store: PrefixStore
+) -> Slots:
+    """Slots in the seats of one batch of captured graphs."""
+    from lumotree.captured.batch import CapturedBatch, can_batch
+
+    if not can_batch(config):
+        raise LumoTreeError(
+            "rounds of several requests have no kernels for this arm's options",
+            "serve it with --active 1, or leave out verify, attention, selection and operands",
+        )
+    with torch.inference_mode():
+        batch = CapturedBatch(
+            engine.model, engine.tokenizer, config, engine.runner, active, context
+        )
+    free = free_bytes(engine.model.device)
+    if free is not None and store.budget > free:
+        raise LumoTreeError(
+            f"the prefix store needs {store.budget >> 20} MiB beside {active} slots of {context} "
+            f"tokens; {free >> 20} MiB are free",
+            "lower --active, --max-context or --prefix-mib",
+        )
+    for decoder in batch.decoders:
+        decoder.snapshots = store
+    return Slots([Slot(decoder) for decoder in batch.decoders], batch)
 
 
 def free_bytes(device: torch.device) -> int | None:
