@@ -230,9 +230,12 @@ class Study:
                 exit_status=made.exit_status,
                 submission=patch,
                 config={
-                    "agent": {"budget": asdict(self.options.budget), "agent_type": AGENT},
+                    "agent": {"budget": asdict(self.options.budget)},
+                    "agent_type": AGENT,
                     "model": {"model_name": arm.model, "model_kwargs": SAMPLING},
+                    "model_type": "chat completions",
                     "environment": {"sandbox": self.sandbox.kind},
+                    "environment_type": self.sandbox.kind,
                 },
                 clock=made.clock,
             )

@@ -76,6 +76,8 @@ def test_trajectories_are_mini_swe_agents_and_read_back_as_the_same_requests(don
     assert written["trajectory_format"] == "mini-swe-agent-1.1"
     assert written["info"]["model_stats"]["api_calls"] == 5
     assert written["info"]["exit_status"] == "Submitted"
+    parts = {"agent", "model", "environment"}
+    assert written["info"]["config"].keys() == parts | {f"{part}_type" for part in parts}
     assert written["info"]["submission"].startswith("diff --git a/tinypkg/numbers.py")
     roles = [message["role"] for message in written["messages"]]
     assert roles == ["system", "user", *["assistant", "tool"] * 4, "assistant", "exit"]
