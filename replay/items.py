@@ -35,15 +35,9 @@ def make_item(
     where = corpus.where(request)
     try:
         params: SamplingParams = options.rule().params(request.request_id, request.sampling)
-        ids = engine.tokenizer.encode_chat(request.messages, request.tools)
     except RequestError as error:
         raise CorpusError(f"{where}: {error.message}", error.hint) from None
-    except (TypeError, UnicodeError):
-        # Half a surrogate pair is valid JSON and no text.
-        raise CorpusError(
-            f"{where}: the tokenizer cannot take this request",
-            "look for half a surrogate pair, such as \\ud83d, in its text",
-        ) from None
+    ids = prompt_ids(corpus, request, engine)
     room = engine.max_context - len(ids)
     if room < 1:
         raise CorpusError(
@@ -59,6 +53,21 @@ def make_item(
         ),
         params,
     )
+
+
+def prompt_ids(corpus: Corpus, request: CorpusRequest, engine: Engine) -> list[int]:
+    """A recorded conversation as token ids. Raises CorpusError naming its line."""
+    where = corpus.where(request)
+    try:
+        return engine.tokenizer.encode_chat(request.messages, request.tools)
+    except RequestError as error:
+        raise CorpusError(f"{where}: {error.message}", error.hint) from None
+    except (TypeError, UnicodeError):
+        # Half a surrogate pair is valid JSON and no text.
+        raise CorpusError(
+            f"{where}: the tokenizer cannot take this request",
+            "look for half a surrogate pair, such as \\ud83d, in its text",
+        ) from None
 
 
 def held_out(corpus: Corpus, options: ReplayOptions, engine: Engine) -> list[Item]:

@@ -261,6 +261,39 @@ LOAD = (
            "delay; null in a closed loop", "lower"),
 )  # fmt: skip
 
+BATCH_ROW = (
+    Metric("active", "", "requests decoded side by side"),
+    Metric("arm", "", "the arm"),
+    Metric("run", "", "from 1; the warm-up is in no row"),
+    Metric("together", "", "requests of one forward: below active where products of more rows have "
+           "other bits on this machine"),
+    Metric("tok_s", "tok/s", "tokens / seconds: all active requests together", "higher"),
+    Metric("tokens", "tokens", "emitted in full rounds, from the first round with all requests of "
+           "a group active to the end of the first request; summed over groups"),
+    Metric("seconds", "s", "wall-clock time of those rounds, the device idle at both ends"),
+    Metric("rounds", "", "full rounds, summed over groups"),
+    Metric("ms_per_round", "ms", "1000 * seconds / rounds", "lower"),
+    Metric("tokens_per_step", "tok/step", "tokens / (rounds * active)", "higher"),
+    Metric("ttft_s", "s", "median over requests of the time from opening a prompt to its first "
+           "token; prompts are prefilled one after another", "lower"),
+    Metric("phases_ms_per_round", "ms", "what a request's own clock booked, mean over requests, a "
+           "group's first round left out; other is the rest of ms_per_round, so other requests' "
+           "turns too. null without a second round", "lower"),
+    Metric("windows", "", "rounds, tokens and seconds of each group"),
+)  # fmt: skip
+BATCH_RATIO = (
+    Metric("active", "", "requests decoded side by side"),
+    Metric("arm", "", "the tree"),
+    Metric("baseline", "", "what it is held against"),
+    Metric("ratio", "ratio", "median over runs of tok_s of run i / baseline's tok_s of run i",
+           "higher"),
+    Metric("run_range", "ratio", "lowest and highest of those"),
+    Metric("aa_floor", "relative", "the larger of both arms' highest tok_s / lowest - 1 over runs; "
+           "null with one run", "lower"),
+    Metric("verdict", "", "ahead: every run's ratio exceeds 1 and ratio exceeds 1 + aa_floor; "
+           "behind: the reverse; otherwise, and with one run, not separated"),
+)  # fmt: skip
+
 SECTIONS = (
     ("Row of requests.jsonl", "One request through one arm in one run.", ROW),
     ("Arm in summary.json", "`arms.<name>`; computed from rows alone.", ARM),
@@ -277,6 +310,17 @@ SECTIONS = (
         "`details.load` when they were sent (`sent_s`, from the start of the arm's run), how late, "
         "and `burst_s`.",
         LOAD,
+    ),
+    (
+        "Batch scaling",
+        "`rows[]` of `lumotree bench batch`. `cells[]` are medians of them over the runs of a size "
+        "and an arm, with `run_range_tok_s`.",
+        BATCH_ROW,
+    ),
+    (
+        "Ratios of batch scaling",
+        "`ratios[]` of the same. `conclusion` names the sizes between which the verdict turns.",
+        BATCH_RATIO,
     ),
     ("Break-even map", "`map[]` of `lumotree breakeven`.", MAP),
 )
