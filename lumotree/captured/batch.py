@@ -261,6 +261,10 @@ class _Round:
         upload.send()
         self._graphs = {name: replayable(stage, device, pool) for name, stage in work.items()}
 
+    @property
+    def names(self) -> list[str]:
+        return list(self._graphs)
+
     def launch(self, name: str) -> None:
         self._graphs[name]()
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-# Shared memory of a block where no device says otherwise (the smallest since 2017).
-SHARED_BYTES = 99 * 1024
+from lumotree.ops.device import limits_of
 
 
 @dataclass(frozen=True)
@@ -46,13 +45,10 @@ def choose(head_dim: int, dtype: torch.dtype, device: torch.device) -> Launch:
 
     Stages go first when shared memory is short, then the block.
     """
-    launch, limit = Launch(stages=3), SHARED_BYTES
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        limit, new = properties.shared_memory_per_block_optin, properties.major >= 9
-        many = properties.multi_processor_count
-        launch = replace(launch, programs=many, early=new, tma=new)
-    while launch.shared_bytes(head_dim, dtype.itemsize) > limit and launch.block > 16:
+    limits = limits_of(device)
+    new = limits.early_start
+    launch = Launch(stages=3, programs=limits.processors, early=new, tma=new)
+    while launch.shared_bytes(head_dim, dtype.itemsize) > limits.shared and launch.block > 16:
         if launch.stages > 1:
             stages = launch.stages - 1
             launch = replace(launch, stages=stages, row_stages=min(stages, launch.row_stages))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from lumotree.ops.device import limits_of
 from lumotree.ops.gdn import Geometry, Operands, Path
 from lumotree.ops.gdn_kernels import scan_kernel, update_kernel
 from lumotree.ops.gdn_schedule import plan
@@ -48,9 +49,7 @@ def choose(geometry: Geometry, device: torch.device) -> Launch:
     """
     block, schedule = TABLE.get((geometry.dk, geometry.dv, geometry.heads), (32, "split"))
     block = min(block, 1 << (geometry.dv.bit_length() - 1))
-    registers = 65536
-    if device.type == "cuda":
-        registers = torch.cuda.get_device_properties(device).regs_per_multiprocessor
+    registers = limits_of(device).registers
     while block > 2 and (
         geometry.dk * block > TILE_REGISTERS * WARP
         or 4 * geometry.dk * block > registers

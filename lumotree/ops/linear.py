@@ -30,6 +30,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from lumotree.ops.device import Limits, limits_of
 from lumotree.ops.linear_hopper import hopper_kernel
 from lumotree.ops.linear_kernels import (
     add_norm_kernel,
@@ -77,21 +78,6 @@ TABLE: dict[tuple[int, int], Block] = {
 }
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What a device gives: multiprocessors, bytes of shared memory a program may have."""
-
-    processors: int
-    shared: int
-
-    @classmethod
-    def of(cls, device: torch.device) -> Limits:
-        if device.type != "cuda":
-            return cls(processors=132, shared=99 * 1024)
-        found = torch.cuda.get_device_properties(device)
-        return cls(found.multi_processor_count, found.shared_memory_per_block_optin)
-
-
 def choose(n: int, k: int, halves: int, dtype: torch.dtype, limits: Limits) -> Block:
     """The block for a weight [n, k] used whole (halves 1) or by `linear_swiglu` (halves 2).
 
@@ -117,13 +103,11 @@ def choose(n: int, k: int, halves: int, dtype: torch.dtype, limits: Limits) -> B
     return block
 
 
-@lru_cache(maxsize=256)
-def _choice(n: int, k: int, halves: int, dtype: torch.dtype, device: torch.device) -> Block:
-    return choose(n, k, halves, dtype, Limits.of(device))
+_choice = lru_cache(maxsize=256)(choose)
 
 
 def _chosen(x: Tensor, weight: Tensor, halves: int = 1) -> Block:
-    return _choice(*weight.shape, halves, x.dtype, x.device)
+    return _choice(*weight.shape, halves, x.dtype, limits_of(x.device))
 
 
 def pack(weight: Tensor) -> Tensor:
@@ -135,19 +119,8 @@ def _row_block(rows: int) -> int:
     return min(TALLEST, max(MIN_ROWS, triton.next_power_of_2(rows)))
 
 
-@lru_cache(maxsize=64)
-def _pdl(device: torch.device) -> bool:
-    """Whether a kernel may begin before the one in front ends (compute capability 9 and on)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
 def _start(pdl: bool) -> dict:
     return {"launch_pdl": True} if pdl else {}
-
-
-@lru_cache(maxsize=64)
-def _hopper(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
 def _aligned(x: Tensor) -> bool:
@@ -176,14 +149,15 @@ def _launch(x: Tensor, weight: Tensor, out: Tensor, block: Block, halves: int) -
     rows, width = x.shape
     n, tall = weight.shape[0] // halves, _row_block(rows)
     grid = (triton.cdiv(rows, tall), triton.cdiv(n, block.n), block.splits)
-    pdl, aligned = _pdl(x.device), _aligned(x) and _aligned(weight)
+    limits, aligned = limits_of(x.device), _aligned(x) and _aligned(weight)
+    pdl = limits.early_start
     options = dict(
         ROWS=tall, BLOCK_N=block.n, BLOCK_K=block.k, num_warps=block.warps, **_start(pdl)
     )
     stages = _stages(block, tall, halves)
     x_view = (x, [rows, width], [x.stride(0), 1], [tall, block.k])
     w_view = (weight, list(weight.shape), [width, 1], [block.n, block.k])
-    if block.hopper and aligned and x.dtype == torch.bfloat16 and _hopper(x.device):
+    if block.hopper and aligned and x.dtype == torch.bfloat16 and limits.hopper:
         views = [
             HopperDescriptor(*v, gl.NVMMASharedLayout.get_default_for(v[3], gl.bfloat16))
             for v in (x_view, w_view)
@@ -229,7 +203,7 @@ def linear(
     out = _product(x, packed, block, dtype)
     if block.splits == 1:
         return out
-    pdl = _pdl(x.device)
+    pdl = limits_of(x.device).early_start
     total = torch.empty(out.shape[1:], dtype=dtype, device=x.device)
     sum_kernel[(triton.cdiv(total.numel(), SUM_BLOCK),)](
         out, total, total.numel(), SPLITS=block.splits, BLOCK=SUM_BLOCK, PDL=pdl, **_start(pdl),
@@ -246,7 +220,7 @@ def linear_swiglu(x: Tensor, packed: Tensor, block: Block | None = None) -> Tens
 
 
 def _norm_options(x: Tensor) -> dict:
-    block, pdl = triton.next_power_of_2(x.shape[-1]), _pdl(x.device)
+    block, pdl = triton.next_power_of_2(x.shape[-1]), limits_of(x.device).early_start
     return dict(BLOCK=block, PDL=pdl, num_warps=min(16, max(1, block // 512)), **_start(pdl))
 
 

@@ -9,6 +9,7 @@ import triton
 from torch import Tensor
 
 from lumotree.ops.attention_cache_kernels import prepare_kernel
+from lumotree.ops.device import limits_of
 from lumotree.ops.prefill_kernels import (
     attention_kernel,
     delta_local_kernel,
@@ -46,13 +47,6 @@ class AttentionLaunch:
     stages: int
 
 
-def shared_limit(device: torch.device) -> int:
-    """Bytes of shared memory one program may use."""
-    if device.type != "cuda":  # interpreted
-        return 1 << 20
-    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-
-
 def operand_dtype(dtype: torch.dtype) -> torch.dtype:
     """What the delta rule rounds operands of its products to, for a model dtype.
 
@@ -67,7 +61,7 @@ def choose_delta(dk: int, dv: int, dtype: torch.dtype, device: torch.device) -> 
     wide = dtype == torch.float32
     size = torch.finfo(operand_dtype(dtype)).bits // 8
     chunk = 2 * DELTA_CHUNK * (dk + DELTA_CHUNK) * size
-    room = (shared_limit(device) - SPARE_BYTES) // chunk
+    room = (limits_of(device).shared - SPARE_BYTES) // chunk
     return DeltaLaunch(
         block=min(32 if wide else 64, dv), stages=max(1, min(1 if wide else 3, room))
     )
@@ -77,7 +71,7 @@ def choose_attention(d: int, dtype: torch.dtype, device: torch.device) -> Attent
     """The largest blocks whose queries, keys and values fit in shared memory."""
     if dtype == torch.float32:
         return AttentionLaunch(32, 32, 4, 1)
-    limit = shared_limit(device) - SPARE_BYTES
+    limit = limits_of(device).shared - SPARE_BYTES
     for launch in (AttentionLaunch(128, 64, 8, 2), AttentionLaunch(64, 64, 4, 1)):
         if 2 * d * (launch.rows + 2 * launch.keys * launch.stages) <= limit:
             return launch

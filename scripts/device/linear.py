@@ -354,7 +354,7 @@ def main() -> None:
     best: dict[str, Block] = {}
     ranked: dict[str, list[Block]] = {}
     table = {
-        name: ops.choose(*shape, 2 if name == "gate_up" else 1, BFLOAT, ops.Limits.of(device))
+        name: ops.choose(*shape, 2 if name == "gate_up" else 1, BFLOAT, ops.limits_of(device))
         for name, shape in SHAPES.items()
     }
     for name in SHAPES:
