@@ -87,9 +87,17 @@ class Answers:
 
 
 def scaling_study(
-    corpus: Path, options: ScalingOptions, *, command: Sequence[str] = (), note: Note
+    corpus: Path,
+    options: ScalingOptions,
+    *,
+    command: Sequence[str] = (),
+    note: Note,
+    keep: Callable[[dict[str, Any]], None] = lambda found: None,
 ) -> dict[str, Any]:
-    """The document above. Raises LumoTreeError for wrong use."""
+    """The document above; `keep` gets it after each size, with what there is by then.
+
+    Raises LumoTreeError for wrong use.
+    """
     started = datetime.now(UTC)
     shared = options.replay
     read = load_corpus(corpus)
@@ -117,15 +125,7 @@ def scaling_study(
         )
     prompts = make_prompts(read, options, engine)
     bench = _Bench(engine, configs, prompts, options, note)
-    for index, active in enumerate(options.active):
-        bench.measure(active, index)
-        _release()
-    if not bench.rows:
-        first = bench.unavailable[0]
-        raise LumoTreeError(
-            f"arm '{first['arm']}' at --active {first['active']}: {first['reason']}"
-        )
-    return {
+    about = {
         "schema_version": SCHEMA_VERSION,
         "command": list(command),
         "git_commit": git_commit(),
@@ -143,11 +143,20 @@ def scaling_study(
         },
         "sampling": shared.rule().as_dict(),
         "requests": [prompt.request_id for prompt in prompts],
-        "rows": bench.rows,
-        "unavailable": bench.unavailable,
-        "token_ids": bench.answers.as_dict(),
-        **summarise(bench.rows, pairs_of([(str(spec), spec.name) for spec in specs])),
     }
+    pairs = pairs_of([(str(spec), spec.name) for spec in specs])
+    found = {}
+    for index, active in enumerate(options.active):
+        bench.measure(active, index)
+        _release()
+        found = about | bench.as_dict() | summarise(bench.rows, pairs)
+        keep(found)
+    if not bench.rows:
+        first = bench.unavailable[0]
+        raise LumoTreeError(
+            f"arm '{first['arm']}' at --active {first['active']}: {first['reason']}"
+        )
+    return found
 
 
 def make_prompts(corpus: Corpus, options: ScalingOptions, engine: Engine) -> list[Prompt]:
@@ -186,6 +195,13 @@ class _Bench:
     rows: list[Row] = field(default_factory=list)
     unavailable: list[dict[str, Any]] = field(default_factory=list)
     answers: Answers = field(default_factory=Answers)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "rows": self.rows,
+            "unavailable": self.unavailable,
+            "token_ids": self.answers.as_dict(),
+        }
 
     def measure(self, active: int, shift: int) -> None:
         """A warm-up and all runs of one size. What it lays out is free when it returns."""

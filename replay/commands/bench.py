@@ -123,7 +123,7 @@ def batch(
         False, "--greedy", help="Temperature 0. Default: the protocol's sampling, as in a replay."
     ),
     seed: int = typer.Option(0, help="With the request's id it gives the request's seed."),
-    out: Path = typer.Option(None, help="Folder for batch.json."),
+    out: Path = typer.Option(None, help="Folder for batch.json, written after each size."),
     as_json: bool = typer.Option(False, "--json", help="Print the results as JSON."),
     quiet: bool = typer.Option(False, "--quiet", help="No progress on stderr."),
 ) -> None:
@@ -161,9 +161,9 @@ def batch(
         options,
         command=["lumotree", *sys.argv[1:]],
         note=(lambda text: None) if quiet else say,
+        keep=(lambda found: None) if target is None else (lambda found: write_study(target, found)),
     )
-    if target is not None:
-        write_study(target, found)
+    if target is not None and not quiet:
         say(f"written: {target}")
     if as_json:
         print_json(found)

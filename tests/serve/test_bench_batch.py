@@ -192,6 +192,22 @@ def test_a_size_without_buffers_is_said_and_left_out(exact, monkeypatch):
     assert done.exit_code == 2 and "--active 2: no room" in done.stderr
 
 
+def test_sizes_measured_before_a_break_are_kept(exact, monkeypatch, tmp_path):
+    whole = serving.make_slots
+
+    def breaking(engine, config, active, context, store):
+        if active == 2:
+            raise KeyboardInterrupt
+        return whole(engine, config, active, context, store)
+
+    monkeypatch.setattr(serving, "make_slots", breaking)
+    done = call(exact, "--active", "1,2", "--arms", "ar,lumotree", "--out", tmp_path)
+    assert done.exit_code == 130
+    found = json.loads((tmp_path / "batch.json").read_text())
+    assert {row["active"] for row in found["rows"]} == {1}
+    assert found["options"]["active"] == [1, 2] and len(found["conclusion"]) == 1
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
