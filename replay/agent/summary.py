@@ -19,8 +19,8 @@ OUTCOMES = {
 ONE_ATTEMPT = (
     "One attempt per task and arm shows that an arm can carry an agent through whole tasks, and "
     "what that took in time and tokens. It does not show which arm solves more: over {n} "
-    "two arms that both resolve every second task differ by {gap} or more resolved tasks about "
-    "one time in {chance}, because sampling alone changes what an agent does."
+    "two arms that both resolve every second task differ by {gap} or more resolved tasks in "
+    "{share:.0%} of studies, because sampling alone changes what an agent does."
 )
 
 
@@ -90,14 +90,13 @@ def caution(tasks: int) -> str:
     """What one attempt per task can and cannot show, with the figure for this many tasks."""
     gap = max(1, round(tasks**0.5 / 1.5))
     return ONE_ATTEMPT.format(
-        n=f"{tasks} task{'s' if tasks > 1 else ''}", gap=gap, chance=_one_in(tasks, gap)
+        n=f"{tasks} task{'s' if tasks > 1 else ''}", gap=gap, share=_apart(tasks, gap)
     )
 
 
-def _one_in(tasks: int, gap: int) -> int:
-    """1 / P(|A - B| >= gap) for two equal arms that resolve each task with probability 1/2."""
+def _apart(tasks: int, gap: int) -> float:
+    """P(|A - B| >= gap) for two equal arms that resolve each task with probability 1/2."""
     ways = [comb(tasks, k) / 2**tasks for k in range(tasks + 1)]
-    apart = sum(
+    return sum(
         ways[a] * ways[b] for a in range(tasks + 1) for b in range(tasks + 1) if abs(a - b) >= gap
     )
-    return max(1, round(1 / apart))

@@ -133,6 +133,8 @@ def test_it_says_what_one_attempt_can_show_and_what_is_not_counted(run, rows) ->
     assert said[0] == "lumotree: t-one: the counters fell"
     assert "openai: unavailable: no server reached" in said
     assert "ar: 1 of 2 tasks have no attempt that counts." in said
+    # Of two tasks each: equal in 6 of 16 ways.
+    assert "differ by 1 or more resolved tasks in 62% of studies" in summary["caution"]
     page = html.unescape(render(run, summary))
     assert "It does not show which arm solves more" in page
     for sentence in (headline(summary), *said):
