@@ -1,0 +1,64 @@
+"""Scenes of test_captured.py, run as `python captured_scenes.py DEVICE NAME ...`.
+
+A process of its own, because Triton reads whether to interpret when it is imported.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch  # noqa: E402
+
+from lumotree.captured.batch import CapturedBatch  # noqa: E402
+from lumotree.captured.decoder import CapturedDecoder  # noqa: E402
+from lumotree.decoder import DecoderConfig  # noqa: E402
+from lumotree.model.hybrid import HybridModel  # noqa: E402
+from lumotree.model.runner import RowRunner  # noqa: E402
+from lumotree.model.source import open_source  # noqa: E402
+from lumotree.request import SamplingParams  # noqa: E402
+from tests.core.beside import decode_together, facts  # noqa: E402
+from tests.tiny import Geometry, save_tiny  # noqa: E402
+
+DEVICE = torch.device("cpu")
+PROMPTS = [[7 * i % 97 for i in range(n)] for n in (5, 9, 3)]
+SAMPLINGS = [
+    SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True),
+    SamplingParams(max_tokens=4, seed=1, ignore_eos=True),
+    SamplingParams(max_tokens=3, seed=2, top_k=0, ignore_eos=True),  # sampled on the host
+]
+
+
+class Letters:
+    """A tokenizer of 97 ids."""
+
+    eos_ids = frozenset()
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([97 + token % 26])
+
+
+def load() -> HybridModel:
+    with tempfile.TemporaryDirectory() as folder:
+        geometry = Geometry(layers=("linear_attention", "full_attention"))
+        save_tiny(Path(folder), geometry, mtp=True)
+        return HybridModel.load(open_source(folder), torch.float32, DEVICE)
+
+
+def together():
+    """Requests that enter one after the other answer what each answers alone."""
+    model, config = load(), DecoderConfig("-1,0,0,1", 2, True, first_passes=1)
+    given = (model, Letters(), config, RowRunner(model, "natural", 1))
+    single = CapturedDecoder(*given)
+    alone = [facts(single.generate(p, s)) for p, s in zip(PROMPTS, SAMPLINGS, strict=True)]
+    assert decode_together(CapturedBatch(*given, 3, 24), PROMPTS, SAMPLINGS) == alone
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    DEVICE = torch.device(sys.argv[1])
+    for name in sys.argv[2:]:
+        globals()[name]()
