@@ -201,6 +201,10 @@ class Decoder:
             verified = self.verify(state, proposal)
         self.settle(run, proposal, verified)
 
+    def repend(self, run: Run, token: int) -> None:
+        """Puts a token of an audit's choice in place of the pending one."""
+        run.tokens[-1] = token
+
     def settle(self, run: Run, proposal: Proposal, verified: Verified) -> None:
         """The rest of a round: select, publish, hand out."""
         with self._phase(run, "select"):

@@ -84,7 +84,7 @@ class Sensitivity:
     def detections(self, fault: Fault, audits: Sequence[str] = AUDITS) -> Iterator[Detection]:
         """One per audit, and per prefix in the continuation audit; none where it cannot act.
 
-        Faults of the draft head need one, and forced paths of captured steps leave it out.
+        Faults of the draft head need one, and in captured graphs no patch reaches it.
         """
         drafts = fault.surface.startswith("MTP")
         if drafts and self.engine.model.kernels:

@@ -29,26 +29,30 @@ def open_slot(
     """The prefix in the decoder's slot, with `pending` as its pending token."""
     params = SamplingParams(temperature=0.0, presence_penalty=0.0, max_tokens=room, ignore_eos=True)
     run, state = decoder.begin(prefix.tokens, params)
-    run.tokens[-1] = pending
+    decoder.repend(run, pending)
     return run, state
 
 
 def audited_decoder(engine: Engine, tree: str = "hydra27", passes: int = 5) -> Decoder:
-    """The decoder under audit: drafting from text is left out, since drafts are forced.
-
-    Captured steps draft on the device right behind a publication of their own; where a path is
-    forced there is no such publication, so there the draft head is left out too.
-    """
-    drafts = engine.has_mtp and not engine.model.kernels
-    return engine.decoder(DecoderConfig(tree, passes if drafts else 0, suffix=False))
+    """The decoder under audit: drafting from text is left out, since drafts are forced."""
+    return engine.decoder(DecoderConfig(tree, passes if engine.has_mtp else 0, suffix=False))
 
 
 def sequential_decoder(engine: Engine) -> Decoder:
-    """Decodes token by token: the root-only tree. With a draft head to refill, the state of the
-    audited decoder has room for it; captured steps have a tree of their own."""
+    """Decodes token by token, root rows alone. A draft head is refilled, so the state has room for
+    it; captured steps have a graph of their own, of a root and, to refill that head, one draft."""
     if engine.model.kernels:
-        return engine.decoder(DecoderConfig("root", 0, suffix=False))
+        drafts = engine.has_mtp
+        return engine.decoder(DecoderConfig("chain-1" if drafts else "root", int(drafts), False))
     return audited_decoder(engine)
+
+
+def refill(decoder: Decoder, run: Run, state: HybridState) -> None:
+    """Keys and values of the draft head for every token of the run, the pending one last."""
+    if decoder.model.kernels:
+        decoder.propose(run, state)
+    elif state.mtp_kv is not None:
+        mtp.refill(decoder.model, state, run.tokens, decoder.runner)
 
 
 def sequential(
@@ -56,14 +60,13 @@ def sequential(
 ) -> list[Boundary]:
     """One token a step, the draft head refilled before each; a boundary per cycle."""
     run, state = open_slot(decoder, prefix, cycles[0].tokens[0], room)
-    text = list(prefix.tokens)
+    run.tokens.pop()
     found = []
     for cycle in cycles:
         start, logits, hidden = state.length, [], []
         for token in cycle.tokens:
-            text.append(token)
-            if state.mtp_kv is not None:
-                mtp.refill(decoder.model, state, text, decoder.runner)
+            run.tokens.append(token)
+            refill(decoder, run, state)
             verified = decoder.verify(state, Proposal.root_only(decoder.tree, token))
             logits.append(verified.logits[:1].clone())
             verified.rows.publish([0], verified.hidden)

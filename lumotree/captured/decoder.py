@@ -45,11 +45,14 @@ class CapturedDecoder(Decoder):
         self.draft_vocab = min(config.draft_vocab or vocab, vocab)
         self.clock = Clock(model.device)
         self.drafted: DraftPasses | None = None
+        # Rows of a path that an audit has published: drafts wait for the token after it.
+        self.forced = 0
         self.tree_step: VerifyStep | None = None
 
     def _enter(self, run: Run, state: HybridState, hidden: Tensor) -> None:
         super()._enter(run, state, hidden)
         self.clock.clear()
+        self.forced = 0
         self.tree_step.rows.verifier.forget()
         self.request.enter(run, state.length)
         if self.uses_mtp:
@@ -62,6 +65,11 @@ class CapturedDecoder(Decoder):
         """Draft tokens for the rows that have a source; waits for the drafts launched before."""
         candidates = []
         if self.uses_mtp:
+            if self.forced:
+                self.drafted.inputs.tokens[0, self.forced - 1].fill_(run.tokens[-1])
+                self.forced, state.mtp_hidden = 0, state.mtp_hidden[:0]
+                self.clock.start()
+                self._launch_drafts()
             self.clock.book([run])
             done = self.drafted.first
             if done < self.drafted.passes and self._sure(done - 1):
@@ -72,6 +80,10 @@ class CapturedDecoder(Decoder):
                 done = self.drafted.passes
             candidates = candidates_of(self.candidates[0], done)
         return fill(self.plan, run.tokens[-1], candidates, run.suffix)
+
+    def repend(self, run: Run, token: int) -> None:
+        super().repend(run, token)
+        self.forced = 1
 
     def verify(self, state: HybridState, proposal: Proposal) -> Verified:
         """Launches one target forward over the tree; the state is only read."""
@@ -231,7 +243,10 @@ class CapturedDecoder(Decoder):
 
 
 class _Rows:
-    """A verified step's rows: what an audit publishes along a path of its own choice."""
+    """A verified step's rows: what an audit publishes along a path of its own choice.
+
+    The draft head follows with the next `propose`, when the token after the path is known.
+    """
 
     def __init__(self, decoder: CapturedDecoder, state: HybridState) -> None:
         self.decoder, self.state = decoder, state
@@ -244,4 +259,7 @@ class _Rows:
         decoder = self.decoder
         decoder.tree_step.selector.set(path, 0)
         decoder.graphs["publish"]()
+        decoder.forced = len(path)
         self.state.length += len(path)
+        if decoder.uses_mtp:
+            self.state.mtp_hidden = decoder.drafted.inputs.hidden[0, : len(path)].clone()

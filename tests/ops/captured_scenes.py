@@ -15,7 +15,8 @@ import torch  # noqa: E402
 
 from lumotree.captured.batch import CapturedBatch  # noqa: E402
 from lumotree.captured.decoder import CapturedDecoder  # noqa: E402
-from lumotree.decoder import DecoderConfig  # noqa: E402
+from lumotree.decoder import Decoder, DecoderConfig  # noqa: E402
+from lumotree.draft.plan import Proposal  # noqa: E402
 from lumotree.model.hybrid import HybridModel  # noqa: E402
 from lumotree.model.runner import RowRunner  # noqa: E402
 from lumotree.model.source import open_source  # noqa: E402
@@ -55,6 +56,33 @@ def together():
     single = CapturedDecoder(*given)
     alone = [facts(single.generate(p, s)) for p, s in zip(PROMPTS, SAMPLINGS, strict=True)]
     assert decode_together(CapturedBatch(*given, 3, 24), PROMPTS, SAMPLINGS) == alone
+
+
+def forced():
+    """Paths that an audit publishes leave every surface, the draft head's too, as the torch
+    definition leaves it, near enough: it sums in another order."""
+    model = load()
+    config = DecoderConfig("-1,0,0,1", 2, False)
+    given = (model, Letters(), config, RowRunner(model, "natural", 1))
+    plan = [([7, 8, 9, 10], [0, 1, 3], 20), ([20, 21, 22, 23], [0], 30), ([30, 1, 2, 3], [0, 2], 5)]
+    ends = []
+    for decoder in (CapturedDecoder(*given), Decoder(*given)):
+        run, state = decoder.begin(PROMPTS[1], SAMPLINGS[0])
+        decoder.repend(run, plan[0][0][0])
+        for tokens, path, pending in plan:
+            decoder.propose(run, state)
+            proposal = Proposal(decoder.tree, tokens, [True] * 4, [None] * 4)
+            verified = decoder.verify(state, proposal)
+            run.tokens += [*(tokens[row] for row in path[1:]), pending]
+            verified.rows.publish(path, verified.hidden)
+        hidden = state.mtp_hidden.clone()
+        proposal = decoder.propose(run, state)
+        caches = [side[:, :, 1 : state.length + 1].clone()
+                  for side in (state.mtp_kv.keys, state.mtp_kv.values)]  # fmt: skip
+        ends.append((proposal.tokens, [state.recurrent, state.conv, hidden, *caches]))
+    assert ends[0][0] == ends[1][0]
+    for here, there in zip(ends[0][1], ends[1][1], strict=True):
+        torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-4)
 
 
 if __name__ == "__main__":
