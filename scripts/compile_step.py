@@ -126,11 +126,11 @@ def launch_all(config: ModelConfig, dtype: torch.dtype, tree: str, seats: int) -
     for arm in arms:
         decoder = CapturedDecoder(model, NoTokenizer(), arm, runner)
         state = decoder.reserve(512)
-        for graph in decoder.graphs.values():
-            graph()
+        for name in decoder.graphs.launches:
+            decoder.graphs.launch(name)
     batch = CapturedBatch(model, NoTokenizer(), arms[-1], runner, seats, 512)
     for captured in batch.rounds.values():
-        for name in captured.names:
+        for name in captured.launches:
             captured.launch(name)
     prefill(model, state, [0] * 300)
 

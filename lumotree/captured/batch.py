@@ -15,10 +15,9 @@ from torch import Tensor
 
 from lumotree.batch import Active
 from lumotree.captured.clock import Clock
-from lumotree.captured.draft import DraftInputs, DraftPasses, candidates_of, is_sure
-from lumotree.captured.graph import replayable
-from lumotree.captured.rows import StepRows
-from lumotree.captured.step import RequestBuffers, Upload, VerifyStep
+from lumotree.captured.draft import DraftInputs, candidates_of, is_sure
+from lumotree.captured.graphs import StepGraphs
+from lumotree.captured.step import RequestBuffers
 from lumotree.decoder import Decoder, DecoderConfig, Run, Verified
 from lumotree.draft.plan import Proposal, fill
 from lumotree.errors import LumoTreeError, RequestError
@@ -75,8 +74,6 @@ class CapturedBatch:
                 f"serve at most {most} at once",
             )
         self.uses_mtp = first.uses_mtp
-        vocab = model.config.vocab_size
-        self.draft_vocab = min(config.draft_vocab or vocab, vocab)
         self.clock = Clock(model.device)
         # A step that is under way when a request ends may publish and draft once more.
         capacity = context + 2 * len(first.tree) + MATCHED_ROWS
@@ -85,10 +82,11 @@ class CapturedBatch:
             for cache in self.buffers.caches:  # a warm-up reads slots before they are written
                 cache.keys.zero_()
                 cache.values.zero_()
-            self.request = RequestBuffers(vocab, model.device, seats)
+            self.request = RequestBuffers(model.config.vocab_size, model.device, seats)
             self.inputs = DraftInputs(model, self.tree, seats) if self.uses_mtp else None
             pool = torch.cuda.graph_pool_handle() if model.device.type == "cuda" else None
-            self.rounds = {size: _Round(self, size, pool) for size in _sizes(seats)}
+            given = (first, self.padded, self.buffers, self.request, self.inputs)
+            self.rounds = {size: StepGraphs(*given, size, pool) for size in _sizes(seats)}
         except torch.OutOfMemoryError as error:
             raise LumoTreeError(
                 f"{model.device} has no memory for {seats} requests of {context} tokens",
@@ -100,7 +98,7 @@ class CapturedBatch:
             decoder.sit(HybridState(self.buffers.seat(decoder.seat)))
         # Drafts of each seat that wait for its next round, and the launch that others come from.
         self.drafts: dict[int, list] = {}
-        self.coming: tuple[_Round, list[Active]] | None = None
+        self.coming: tuple[StepGraphs, list[Active]] | None = None
 
     @torch.inference_mode()
     def enter(self, active: Active, hidden: Tensor) -> None:
@@ -137,14 +135,11 @@ class CapturedBatch:
         captured.launch("verify")
         self.clock.lap("verify")
         captured.launch("select")
-        captured.result.copy_(selector.results, non_blocking=True)
         self.clock.lap("select")
         self._publish(captured, active)
         self.clock.book(runs, until="select")
         chosen = [selector.outcome(result) for result in captured.result[: len(active)]]
-        verified = [
-            captured.answer(place, self.kept, proposal) for place, proposal in enumerate(proposals)
-        ]
+        verified = [self._answer(captured, place, p) for place, p in enumerate(proposals)]
         paths = [(list(outcome.path), outcome.pending) for outcome in chosen]
         late = [place for place, outcome in enumerate(chosen) if outcome.flag]
         if late:
@@ -159,18 +154,27 @@ class CapturedBatch:
             a.state.length += len(path)
             a.decoder.hand_out(a.run)
 
+    def _answer(self, captured: StepGraphs, place: int, proposal: Proposal) -> Verified:
+        """What the target said of a place's proposal, a view."""
+        start = place * self.padded
+        tokens = [proposal.tokens[row] for row in self.kept]
+        active = [proposal.active[row] for row in self.kept]
+        hidden = captured.step.hidden[start : start + self.padded]
+        logits = captured.step.logits[start : start + len(tokens)]
+        return Verified(self.tree, self.kept, tokens, captured.step.rows, hidden, logits, active)
+
     def _propose(self, active: Active) -> Proposal:
         decoder, run = active.decoder, active.run
         return fill(decoder.plan, run.tokens[-1], self.drafts.get(decoder.seat, []), run.suffix)
 
-    def _publish(self, captured: _Round, active: Sequence[Active]) -> None:
+    def _publish(self, captured: StepGraphs, active: Sequence[Active]) -> None:
         captured.launch("publish")
         self.clock.lap("publish")
         if self.uses_mtp:
             self._launch_drafts(captured, active)
 
     def _publish_again(
-        self, captured: _Round, active: Sequence[Active], late: Sequence[int]
+        self, captured: StepGraphs, active: Sequence[Active], late: Sequence[int]
     ) -> None:
         """Publication of those places alone whose paths the host has chosen."""
         self._collect()
@@ -180,9 +184,8 @@ class CapturedBatch:
         captured.upload.send()
         self._publish(captured, [a if i in late else None for i, a in enumerate(active)])
 
-    def _launch_drafts(self, captured: _Round, active: Sequence[Active | None]) -> None:
+    def _launch_drafts(self, captured: StepGraphs, active: Sequence[Active | None]) -> None:
         captured.launch("draft")
-        captured.fetch_drafts()
         self.clock.lap("draft")
         self.coming = (captured, list(active))
 
@@ -202,7 +205,6 @@ class CapturedBatch:
             if sure:
                 self.clock.start()
                 captured.launch("more")
-                captured.fetch_drafts()
                 self.clock.lap("draft")
                 self.clock.book(runs)
             done |= dict.fromkeys(sure, passes)
@@ -223,62 +225,6 @@ class CapturedBatch:
 def _sizes(seats: int) -> list[int]:
     """Powers of two below, and the number itself."""
     return [*(1 << i for i in range(seats.bit_length()) if 1 << i < seats), seats]
-
-
-class _Round:
-    """The graphs of a round of `size` requests, and what of it the host reads."""
-
-    def __init__(self, batch: CapturedBatch, size: int, pool) -> None:
-        model, config, device = batch.model, batch.config, batch.model.device
-        self.padded, self.tree = batch.padded, batch.tree
-        self.upload = upload = Upload(batch.padded, device, size)
-        request = batch.request
-        rows = StepRows(
-            model, batch.buffers, batch.tree, batch.padded, request.length, config.verify,
-            seats=upload.seats,
-        )  # fmt: skip
-        self.step = step = VerifyStep(model, request, batch.tree, upload, rows)
-        pin = device.type == "cuda"
-        self.result = torch.zeros(step.selector.results.shape, dtype=torch.int32, pin_memory=pin)
-        work = {"verify": step.verify, "select": step.select, "publish": step.publish}
-        if batch.uses_mtp:
-            self.drafted = drafted = DraftPasses(
-                model,
-                batch.buffers.mtp_kv,
-                step,
-                batch.inputs,
-                len(batch.decoders[0].plan.mtp),
-                config.first_passes,
-                batch.draft_vocab,
-            )
-            shape = drafted.results.shape
-            self.candidates = torch.zeros(shape, dtype=torch.int32, pin_memory=pin)
-            work["draft"] = drafted.draft
-            if drafted.first < drafted.passes:
-                work["more"] = drafted.more
-            work["publish"] = lambda: (step.publish(), drafted.take())
-        upload.sit(range(size))
-        upload.send()
-        self._graphs = {name: replayable(stage, device, pool) for name, stage in work.items()}
-
-    @property
-    def names(self) -> list[str]:
-        return list(self._graphs)
-
-    def launch(self, name: str) -> None:
-        self._graphs[name]()
-
-    def fetch_drafts(self) -> None:
-        self.candidates.copy_(self.drafted.results, non_blocking=True)
-
-    def answer(self, place: int, kept: tuple[int, ...], proposal: Proposal) -> Verified:
-        """What the target said of a place's proposal, a view."""
-        start = place * self.padded
-        tokens = [proposal.tokens[row] for row in kept]
-        active = [proposal.active[row] for row in kept]
-        hidden = self.step.hidden[start : start + self.padded]
-        logits = self.step.logits[start : start + len(kept)]
-        return Verified(self.tree, kept, tokens, self.step.rows, hidden, logits, active)
 
 
 class SeatDecoder(Decoder):

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from lumotree.captured.clock import Clock
 from lumotree.captured.draft import DraftInputs, DraftPasses, candidates_of, is_sure
-from lumotree.captured.graph import replayable
-from lumotree.captured.rows import StepRows
-from lumotree.captured.step import RequestBuffers, Upload, VerifyStep
+from lumotree.captured.graphs import StepGraphs
+from lumotree.captured.step import RequestBuffers, VerifyStep
 from lumotree.decoder import Decoder, Run, Verified
 from lumotree.draft.plan import Proposal, fill
 from lumotree.errors import RequestError
@@ -36,13 +35,11 @@ class CapturedDecoder(Decoder):
 
     def __init__(self, *args) -> None:
         super().__init__(*args)
-        config, model = self.config, self.model
+        model = self.model
         self.active_tree, self.kept = self.tree.restrict(self.tree.default_active)
         padded = len(self.active_tree)
         self.padded = max(padded, MATCHED_ROWS) if self.runner.mode == "matched" else padded
         self.request = RequestBuffers(model.config.vocab_size, model.device)
-        vocab = model.config.vocab_size
-        self.draft_vocab = min(config.draft_vocab or vocab, vocab)
         self.clock = Clock(model.device)
         self.drafted: DraftPasses | None = None
         # Rows of a path that an audit has published: drafts wait for the token after it.
@@ -71,14 +68,14 @@ class CapturedDecoder(Decoder):
                 self.clock.start()
                 self._launch_drafts()
             self.clock.book([run])
-            done = self.drafted.first
-            if done < self.drafted.passes and self._sure(done - 1):
+            done, found = self.drafted.first, self.graphs.candidates[0]
+            if done < self.drafted.passes and is_sure(found, done - 1):
                 self.clock.start()
-                self.graphs["more"]()
-                self._fetch_candidates()
+                self.graphs.launch("more")
+                self.clock.lap("draft")
                 self.clock.book([run])
                 done = self.drafted.passes
-            candidates = candidates_of(self.candidates[0], done)
+            candidates = candidates_of(found, done)
         return fill(self.plan, run.tokens[-1], candidates, run.suffix)
 
     def repend(self, run: Run, token: int) -> None:
@@ -93,7 +90,7 @@ class CapturedDecoder(Decoder):
         step.upload.put(0, tokens, active)
         self.clock.start()
         step.upload.send()
-        self.graphs["verify"]()
+        self.graphs.launch("verify")
         self.clock.lap("verify")
         return Verified(
             self.active_tree,
@@ -110,15 +107,14 @@ class CapturedDecoder(Decoder):
         selector = self.tree_step.selector
         ahead = self.config.selection == "fused" and SamplingBlock.supports(run.params)
         if ahead:
-            self.graphs["select"]()
-            self.result.copy_(selector.result, non_blocking=True)
+            self.graphs.launch("select")
             self.clock.lap("select")
             # A verifier that cannot publish an empty path waits for the host to see the flag.
             ahead = self.tree_step.rows.verifier.empty_path
             if ahead:
                 self._advance()
             self.clock.book([run], until="select")
-            outcome = selector.outcome(self.result)
+            outcome = selector.outcome(self.graphs.result[0])
             if not outcome.flag:
                 if not ahead:
                     self._advance()
@@ -144,21 +140,14 @@ class CapturedDecoder(Decoder):
         verified.rows.state.length += len(path)
 
     def _advance(self) -> None:
-        self.graphs["publish"]()
+        self.graphs.launch("publish")
         self.clock.lap("publish")
         if self.uses_mtp:
             self._launch_drafts()
 
     def _launch_drafts(self) -> None:
-        self.graphs["draft"]()
-        self._fetch_candidates()
-
-    def _fetch_candidates(self) -> None:
-        self.candidates.copy_(self.drafted.results, non_blocking=True)
+        self.graphs.launch("draft")
         self.clock.lap("draft")
-
-    def _sure(self, depth: int) -> bool:
-        return is_sure(self.candidates[0], depth)
 
     def reserve(self, tokens: int) -> HybridState:
         """The state slot and its graphs, made anew when a request needs more room.
@@ -192,48 +181,16 @@ class CapturedDecoder(Decoder):
         self._state = self.tree_step = self.drafted = self.graphs = None
 
     def _capture(self, state: HybridState) -> None:
-        model, config, device = self.model, self.config, self.model.device
+        model = self.model
         # No slot is read before it is written, but in a warm-up, and by stock attention, which
         # gives unseen slots no weight and multiplies them all the same.
-        for cache in (state.kv, state.mtp_kv):
-            if cache is not None:
-                cache.keys.zero_()
-                cache.values.zero_()
-        rows = StepRows(
-            model,
-            state,
-            self.active_tree,
-            self.padded,
-            self.request.length,
-            config.verify,
-            config.attention == "stock",
-            config.operands == "inline",
-        )
-        upload = Upload(self.padded, device)
-        self.tree_step = step = VerifyStep(model, self.request, self.active_tree, upload, rows)
-        pin = device.type == "cuda"
-        self.result = torch.zeros(step.selector.result.shape, dtype=torch.int32, pin_memory=pin)
-        work = {"verify": step.verify, "select": step.select, "publish": step.publish}
-        if self.uses_mtp:
-            self.drafted = DraftPasses(
-                model,
-                state.mtp_kv,
-                step,
-                DraftInputs(model, self.active_tree),
-                len(self.plan.mtp),
-                config.first_passes,
-                self.draft_vocab,
-            )
-            shape = self.drafted.results.shape
-            self.candidates = torch.zeros(shape, dtype=torch.int32, pin_memory=pin)
-            work["draft"] = self.drafted.draft
-            if self.drafted.first < self.drafted.passes:
-                work["more"] = self.drafted.more
-            work["publish"] = lambda: (step.publish(), self.drafted.take())
-        pool = torch.cuda.graph_pool_handle() if pin else None
+        for cache in state.buffers.caches:
+            cache.keys.zero_()
+            cache.values.zero_()
+        inputs = DraftInputs(model, self.active_tree) if self.uses_mtp else None
         self.request.length.zero_()
-        step.selector.result.zero_()
-        self.graphs = {name: replayable(stage, device, pool) for name, stage in work.items()}
+        self.graphs = StepGraphs(self, self.padded, state.buffers, self.request, inputs)
+        self.tree_step, self.drafted = self.graphs.step, self.graphs.drafted
         self.request.generated.zero_()
 
     @contextmanager
@@ -258,7 +215,7 @@ class _Rows:
     def publish(self, path: list[int], hidden: Tensor) -> None:
         decoder = self.decoder
         decoder.tree_step.selector.set(path, 0)
-        decoder.graphs["publish"]()
+        decoder.graphs.launch("publish")
         decoder.forced = len(path)
         self.state.length += len(path)
         if decoder.uses_mtp:

@@ -52,7 +52,7 @@ def show(name: str, decoder, out: Path, timeline: bool = False) -> None:
     saved = {}
     state, length = decoder._state, decoder.request.length
     before = [x.clone() for x in (state.recurrent, state.conv, length)]
-    for stage, graph in decoder.graphs.items():
+    for stage, graph in decoder.graphs.launches.items():
         found, span, busy = kernels(graph, timeline and stage == "verify")
         # Publication moves the state on with every replay.
         for place, value in zip((state.recurrent, state.conv, length), before, strict=True):
