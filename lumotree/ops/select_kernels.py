@@ -19,6 +19,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from lumotree.ops.seats import part
+
 COLUMNS = tl.constexpr(32)
 # Orders below every logit, -inf included, and above every one.
 LOWEST = tl.constexpr(-(2**31))
@@ -50,12 +52,6 @@ def follow(PDL: tl.constexpr):
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-
-
-@triton.jit
-def seat_of(seats_ptr, request):
-    """Seat of a request in buffers with one place a seat, int64; below 0: nobody's."""
-    return tl.load(seats_ptr + request).to(tl.int64)
 
 
 @triton.jit
@@ -152,6 +148,19 @@ def _penalise(
     return x - (count > 0).to(tl.float32) * _real(words_ptr, PRESENCE).to(tl.float32)
 
 
+@triton.jit
+def _inputs(request, seat, logits_ptr, words_ptr, counts_ptr, seen_ptr, tokens_ptr, padded, vocab,
+            stride):  # fmt: skip
+    """A request's own logits, words, counts, seen and tokens."""
+    return (
+        part(logits_ptr, request * padded, stride),
+        part(words_ptr, seat, WORDS),
+        part(counts_ptr, seat, vocab),
+        part(seen_ptr, seat, vocab),
+        part(tokens_ptr, request, padded),
+    )
+
+
 @triton.jit(do_not_specialize=["depth"])
 def scan_kernel(
     logits_ptr,  # [rows, vocab], any float type
@@ -179,22 +188,21 @@ def scan_kernel(
     With seats, words, counts and seen have one place a seat, all else one a request.
     """
     follow(PDL)
-    part = tl.program_id(0)
+    own_part = tl.program_id(0)
     row = tl.program_id(1)
     if seats_ptr is not None:
         request = tl.program_id(2)
-        seat = seat_of(seats_ptr, request)
+        seat = tl.load(seats_ptr + request)
         if seat < 0:
             return
-        words_ptr += seat * WORDS
-        counts_ptr += seat * vocab
-        seen_ptr += seat * vocab
-        tokens_ptr += request * padded
-        logits_ptr += (request * padded).to(tl.int64) * stride
+        logits_ptr, words_ptr, counts_ptr, seen_ptr, tokens_ptr = _inputs(
+            request, seat, logits_ptr, words_ptr, counts_ptr, seen_ptr, tokens_ptr, padded, vocab,
+            stride,
+        )  # fmt: skip
         entries = request * tl.num_programs(1) * parts * COLUMNS
         group_ptr += entries
         union_ptr += entries // TOGETHER
-    tile = tl.arange(0, TILES) * parts + part
+    tile = tl.arange(0, TILES) * parts + own_part
     ids = tile[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     inside = ids < vocab
     at = row.to(tl.int64) * stride + ids
@@ -203,7 +211,7 @@ def scan_kernel(
         level = tl.arange(0, PATHS)
         below = tl.load(paths_ptr + row * depth + level, mask=level < depth, other=-1)
         token = tl.load(tokens_ptr + below, mask=below >= 0, other=-1)
-        mine = (token >= 0) & ((token // COLUMNS) % parts == part)
+        mine = (token >= 0) & ((token // COLUMNS) % parts == own_part)
         own = depth * tl.max(mine.to(tl.int32), 0)
         x = _penalise(
             x, ids, inside, own, row, depth, words_ptr, counts_ptr, seen_ptr, paths_ptr,
@@ -211,10 +219,10 @@ def scan_kernel(
         )  # fmt: skip
     x = x * _real(words_ptr, SCALE).to(tl.float32)
     group = tl.max(_live(_order(x), ids, live), 0)
-    tl.store(group_ptr + (row * parts + part) * COLUMNS + tl.arange(0, COLUMNS), group)
+    tl.store(group_ptr + (row * parts + own_part) * COLUMNS + tl.arange(0, COLUMNS), group)
     UNIONS: tl.constexpr = COLUMNS // TOGETHER
     union = tl.max(tl.reshape(group, [UNIONS, TOGETHER]), 1)
-    tl.store(union_ptr + (row * parts + part) * UNIONS + tl.arange(0, UNIONS), union)
+    tl.store(union_ptr + (row * parts + own_part) * UNIONS + tl.arange(0, UNIONS), union)
 
 
 @triton.jit
@@ -290,15 +298,14 @@ def draw_kernel(
     row = tl.program_id(0)
     if seats_ptr is not None:
         request = tl.program_id(1)
-        seat = seat_of(seats_ptr, request)
+        seat = tl.load(seats_ptr + request)
         if seat < 0:
             return
-        words_ptr += seat * WORDS
-        counts_ptr += seat * vocab
-        seen_ptr += seat * vocab
+        logits_ptr, words_ptr, counts_ptr, seen_ptr, tokens_ptr = _inputs(
+            request, seat, logits_ptr, words_ptr, counts_ptr, seen_ptr, tokens_ptr, padded, vocab,
+            stride,
+        )  # fmt: skip
         length_ptr += seat
-        tokens_ptr += request * padded
-        logits_ptr += (request * padded).to(tl.int64) * stride
         sampled_ptr += request * sampled_stride
         before = request * tl.num_programs(0)
         fallback_ptr += before

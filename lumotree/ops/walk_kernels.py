@@ -8,7 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lumotree.ops.select_kernels import follow, seat_of
+from lumotree.ops.seats import part
+from lumotree.ops.select_kernels import follow
 
 
 @triton.jit
@@ -51,14 +52,14 @@ def walk_kernel(
     follow(PDL)
     if seats_ptr is not None:
         request = tl.program_id(0)
-        seat = seat_of(seats_ptr, request)
+        seat = tl.load(seats_ptr + request)
         if seat < 0:
             return
         tokens_ptr += request * padded
         active_ptr += request * padded
         sampled_ptr += request * stride
         fallback_ptr += request * rows
-        counts_ptr += seat * vocab
+        counts_ptr = part(counts_ptr, seat, vocab)
         result_ptr += request * stride
     row = tl.arange(0, ROWS)
     depth = tl.load(depth_ptr + row, mask=row < rows, other=-1)
@@ -117,13 +118,13 @@ def take_kernel(
     place = tl.program_id(1)
     if seats_ptr is not None:
         request = tl.program_id(2)
-        seat = seat_of(seats_ptr, request)
+        seat = tl.load(seats_ptr + request)
         if seat < 0:
             return
         result_ptr += request * stride
-        hidden_ptr += (request * padded).to(tl.int64) * width
+        hidden_ptr = part(hidden_ptr, request * padded, width)
         tokens_ptr += request * padded
-        hidden_to_ptr += seat * steps * width
+        hidden_to_ptr = part(hidden_to_ptr, seat * steps, width)
         tokens_to_ptr += seat * steps
         count_to_ptr += seat
     count = tl.load(result_ptr)
