@@ -23,7 +23,9 @@ class Process:
         self.run = subprocess.Popen(
             [*command, "--model", str(folder), *words], stderr=subprocess.PIPE, text=True
         )
+        self.said = []
         for line in self.run.stderr:
+            self.said.append(line)
             found = re.search(r"on (http://\S+)/v1", line)
             if found:
                 self.url = found[1]
@@ -51,6 +53,15 @@ class Process:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return speaking_folder(tmp_path_factory)
+
+
+def test_more_positions_than_the_model_declares_come_with_a_warning(folder):
+    process = Process(folder, "--max-context", "5000")
+    (model,) = httpx.get(f"{process.url}/v1/models").json()["data"]
+    assert model["max_model_len"] == 5000
+    assert any("warning: the model declares 4096 positions" in line for line in process.said)
+    process.run.send_signal(signal.SIGTERM)
+    assert process.run.wait(30) == 0
 
 
 def test_the_first_signal_drains_and_the_second_stops(folder):
