@@ -8,6 +8,7 @@ contained is refused, unless the caller says so by name.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -170,16 +171,27 @@ def bubblewrap(place: Place) -> list[str]:
     return [*argv, "--remount-ro", "/", "--"]
 
 
+def namespaces_have_limits() -> bool:
+    """Whether pid_max is a namespace's own. Before Linux 6.14 it is the whole machine's."""
+    version = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    return version is not None and (int(version[1]), int(version[2])) >= (6, 14)
+
+
 @cache
 def _can_cap() -> bool:
     """Whether CAPPED is needed and works: for root, with the rights of the machine's own root."""
-    if os.geteuid() or shutil.which("unshare") is None:
+    if os.geteuid() or not namespaces_have_limits() or shutil.which("unshare") is None:
         return False
     return not subprocess.run([*CAPPED, "1000", "true"], capture_output=True).returncode
 
 
 def unshare(place: Place, root: Path, pids: str) -> list[str]:
-    """unshare, and the script that builds the new root at `root`, up to the command."""
+    """unshare, and the script that builds the new root at `root`, up to the command.
+
+    pids: most processes of the namespace, where it can have such a limit.
+    """
+    if not namespaces_have_limits():
+        pids = ""
     argv = ["unshare", "--user", "--map-root-user", "--mount", "--net", "--ipc", "--uts", "--pid"]
     argv += ["--fork", "--kill-child=KILL", "--propagation", "private", "--"]
     argv += ["/bin/bash", str(SETUP), str(root), str(place.workspace), WORKSPACE, UID, pids]

@@ -31,8 +31,8 @@ mount -t tmpfs -o size=64m,mode=1777 tmpfs "$root/dev/shm"
 mount -t tmpfs -o size=512m,mode=1777 tmpfs "$root/tmp"
 # Where an outer container hides parts of /proc the kernel refuses a new one: then there is none.
 if mount -t proc proc "$root/proc" 2>/dev/null; then
-  # The namespace's own limit of processes, from Linux 6.14 on: ulimit does not bind root.
-  echo "$pids" 2>/dev/null > "$root/proc/sys/kernel/pid_max" || :
+  # The namespace's own limit of processes: ulimit does not bind root.
+  if [ -n "$pids" ]; then echo "$pids" 2>/dev/null > "$root/proc/sys/kernel/pid_max" || :; fi
   for path in sys sysrq-trigger irq bus; do
     if [ -e "$root/proc/$path" ]; then
       mount --bind "$root/proc/$path" "$root/proc/$path"
