@@ -7,6 +7,7 @@ the others: its rows see its own state alone, and products have equal bits at th
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,9 @@ from lumotree.decoder import EXACT_SCAN, Decoder, Run, timed
 from lumotree.model.hybrid import HybridModel
 from lumotree.model.runner import MATCHED_ROWS
 from lumotree.state import HybridState
+
+# Start-up may take so long to find out how many rows a round can have.
+PROBE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -49,16 +53,26 @@ class Batch:
         self.together = max(1, self.most_rows // tree)
 
     @torch.inference_mode()
-    def step(self, active: Sequence[Active]) -> None:
-        """One round for every request: draft, verify, select, publish."""
-        for start in range(0, len(active), self.together):
-            self._round(active[start : start + self.together])
+    def step(self, active: Sequence[Active]) -> dict[int, Exception]:
+        """One round for every request: draft, verify, select, publish.
 
-    def _round(self, active: Sequence[Active]) -> None:
+        Returns who failed, by place, in what concerns a request alone; the others went on.
+        """
+        failed: dict[int, Exception] = {}
+        for start in range(0, len(active), self.together):
+            part = self._round(active[start : start + self.together])
+            failed |= {start + place: error for place, error in part.items()}
+        return failed
+
+    def _round(self, active: Sequence[Active]) -> dict[int, Exception]:
         first = active[0].decoder
+        failed: dict[int, Exception] = {}
         if len(active) == 1:
-            first.step(active[0].run, active[0].state)
-            return
+            try:
+                first.step(active[0].run, active[0].state)
+            except Exception as error:
+                failed[0] = error
+            return failed
         runs, device = [a.run for a in active], first.model.device
         with timed(runs, "draft", device):
             proposals = first.propose_all([(a.run, a.state) for a in active])
@@ -66,29 +80,37 @@ class Batch:
             verified = first.verify_all(
                 [(a.state, proposal) for a, proposal in zip(active, proposals, strict=True)]
             )
-        for a, proposal, answer in zip(active, proposals, verified, strict=True):
-            a.decoder.settle(a.run, proposal, answer)
+        for place, a in enumerate(active):
+            try:
+                a.decoder.settle(a.run, proposals[place], verified[place])
+            except Exception as error:
+                failed[place] = error
+        return failed
 
 
 @torch.inference_mode()
-def probe_rows(model: HybridModel, multiple: int, least: int, requests: int) -> int:
+def probe_rows(
+    model: HybridModel, multiple: int, least: int, requests: int, seconds: float = PROBE_S
+) -> int:
     """Up to how many rows the products of a step give the bits that they give `multiple` rows.
 
     From `least`, the rows of one request, to those of `requests`, in steps of `multiple`; `least`
-    where already the next count differs.
+    where already the next count differs. What cannot be tried in `seconds` is not claimed.
     """
+    began = time.perf_counter()
     generator = torch.Generator().manual_seed(0)
     most = least * requests
     hidden = torch.randn(most, model.config.hidden_size, generator=generator)
     hidden = hidden.to(model.device, model.dtype)
-    parts = [_products(model, piece) for piece in hidden.split(multiple)]
-    wanted = [torch.cat(outputs) for outputs in zip(*parts, strict=True)]
+    pieces = hidden.split(multiple)
+    wanted = [_products(model, piece) for piece in pieces[: least // multiple]]
     for count in range(least + multiple, most + 1, multiple):
+        wanted.append(_products(model, pieces[count // multiple - 1]))
         made = _products(model, hidden[:count])
-        if not all(
-            torch.equal(here, there[:count]) for here, there in zip(made, wanted, strict=True)
-        ):
-            return count - multiple
+        parts = zip(*wanted, strict=True)
+        same = all(torch.equal(x, torch.cat(part)) for x, part in zip(made, parts, strict=True))
+        if not same or time.perf_counter() - began > seconds:
+            return count if same else count - multiple
     return most
 
 

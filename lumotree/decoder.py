@@ -467,7 +467,7 @@ class Decoder:
             accepted_by_depth=run.accepted_by_depth,
             accepted_by_row=run.accepted_by_row,
             accepted_by_source=run.accepted_by_source,
-            phases_ms=run.phases_ms,
+            phases_ms=dict(run.phases_ms),
         )
 
     def _check_prompt(self, tokens: list[int]) -> None:

@@ -15,18 +15,19 @@ from torch import Tensor
 
 from lumotree.batch import Active
 from lumotree.captured.clock import Clock
+from lumotree.captured.decoder import select_on_host
 from lumotree.captured.draft import DraftInputs, candidates_of, is_sure
 from lumotree.captured.graphs import StepGraphs
 from lumotree.captured.step import RequestBuffers
-from lumotree.decoder import Decoder, DecoderConfig, Run, Verified
+from lumotree.decoder import Decoder, DecoderConfig, Run
 from lumotree.draft.plan import Proposal, fill
 from lumotree.errors import LumoTreeError, RequestError
 from lumotree.model.hybrid import HybridModel
 from lumotree.model.runner import MATCHED_ROWS, RowRunner
 from lumotree.ops.linear import MAX_STEP_ROWS
-from lumotree.sampling import accept_walk
 from lumotree.state import HybridState
 from lumotree.text import ChatTokenizer
+from lumotree.tree import tree_from_name
 from lumotree.verifiers import verifier_class
 
 
@@ -56,36 +57,39 @@ class CapturedBatch:
         seats: int,
         context: int,
     ) -> None:
-        self.model, self.config = model, config
+        tree = tree_from_name(config.tree)
+        active_tree, _ = tree.restrict(tree.default_active)
+        padded = len(active_tree)
+        if runner.mode == "matched":
+            padded = max(padded, MATCHED_ROWS)
+        if seats * padded > MAX_STEP_ROWS:
+            raise LumoTreeError(
+                f"{seats} requests of {padded} rows are more than the {MAX_STEP_ROWS} rows of a "
+                "step",
+                f"serve at most {MAX_STEP_ROWS // padded} at once",
+            )
         model.reserve(context)
+        self.model, self.padded = model, padded
+        self.room = context
+        self.clock = Clock(model.device)
         self.decoders = [
             SeatDecoder(self, seat, model, tokenizer, config, runner) for seat in range(seats)
         ]
         first = self.decoders[0]
-        self.tree, self.kept = first.tree.restrict(first.tree.default_active)
-        self.padded = len(self.tree)
-        if runner.mode == "matched":
-            self.padded = max(self.padded, MATCHED_ROWS)
-        if seats * self.padded > MAX_STEP_ROWS:
-            most = MAX_STEP_ROWS // self.padded
-            raise LumoTreeError(
-                f"{seats} requests of {self.padded} rows are more than the {MAX_STEP_ROWS} rows "
-                "of a step",
-                f"serve at most {most} at once",
-            )
         self.uses_mtp = first.uses_mtp
-        self.clock = Clock(model.device)
-        # A step that is under way when a request ends may publish and draft once more.
-        capacity = context + 2 * len(first.tree) + MATCHED_ROWS
         try:
+            # A step that is under way when a request ends may publish and draft once more.
+            capacity = context + 2 * len(tree) + MATCHED_ROWS
             self.buffers = model.new_buffers(capacity, self.uses_mtp, seats)
             for cache in self.buffers.caches:  # a warm-up reads slots before they are written
                 cache.keys.zero_()
                 cache.values.zero_()
+            for decoder in self.decoders:  # resets the rest of the seat
+                decoder.sit(HybridState(self.buffers.seat(decoder.seat)))
             self.request = RequestBuffers(model.config.vocab_size, model.device, seats)
-            self.inputs = DraftInputs(model, self.tree, seats) if self.uses_mtp else None
+            self.inputs = DraftInputs(model, active_tree, seats) if self.uses_mtp else None
             pool = torch.cuda.graph_pool_handle() if model.device.type == "cuda" else None
-            given = (first, self.padded, self.buffers, self.request, self.inputs)
+            given = (first, padded, self.buffers, self.request, self.inputs)
             self.rounds = {size: StepGraphs(*given, size, pool) for size in _sizes(seats)}
         except torch.OutOfMemoryError as error:
             raise LumoTreeError(
@@ -94,11 +98,9 @@ class CapturedBatch:
             ) from error
         self.request.length.zero_()
         self.request.generated.zero_()
-        for decoder in self.decoders:
-            decoder.sit(HybridState(self.buffers.seat(decoder.seat)))
         # Drafts of each seat that wait for its next round, and the launch that others come from.
         self.drafts: dict[int, list] = {}
-        self.coming: tuple[StepGraphs, list[Active]] | None = None
+        self.coming: tuple[StepGraphs, list[Active | None]] | None = None
 
     @torch.inference_mode()
     def enter(self, active: Active, hidden: Tensor) -> None:
@@ -106,68 +108,69 @@ class CapturedBatch:
         seat = active.decoder.seat
         self.request.enter(active.run, active.state.length, seat)
         if self.uses_mtp:
-            self._collect()
+            self.collect()
             self.inputs.feed(hidden, active.run.tokens[-1], seat)
             single = self.rounds[1]
             single.upload.sit([seat])
-            self.clock.start()
+            self.clock.start([active.run])
             single.upload.send()
             self._launch_drafts(single, [active])
-            self._collect()
 
     @torch.inference_mode()
-    def step(self, active: Sequence[Active]) -> None:
-        """One round for every request: draft, verify, select, publish."""
-        runs = [a.run for a in active]
+    def step(self, active: Sequence[Active]) -> dict[int, Exception]:
+        """One round for every request: draft, verify, select, publish.
+
+        Returns who failed, by place, in what concerns a request alone; the others went on.
+        """
         captured = next(r for size, r in self.rounds.items() if size >= len(active))
         upload, selector = captured.upload, captured.step.selector
-        self._collect()
+        self.collect()
         proposals = [self._propose(a) for a in active]
         for place, proposal in enumerate(proposals):
-            upload.put(
-                place,
-                [proposal.tokens[row] for row in self.kept],
-                [proposal.active[row] for row in self.kept],
-            )
+            captured.put(place, proposal)
         upload.sit([a.decoder.seat for a in active])
-        self.clock.start()
+        self.clock.start([a.run for a in active])
         upload.send()
         captured.launch("verify")
         self.clock.lap("verify")
         captured.launch("select")
         self.clock.lap("select")
         self._publish(captured, active)
-        self.clock.book(runs, until="select")
-        chosen = [selector.outcome(result) for result in captured.result[: len(active)]]
-        verified = [self._answer(captured, place, p) for place, p in enumerate(proposals)]
-        paths = [(list(outcome.path), outcome.pending) for outcome in chosen]
-        late = [place for place, outcome in enumerate(chosen) if outcome.flag]
+        self.clock.book(until="select")
+        outcomes = [selector.outcome(result) for result in captured.result[: len(active)]]
+        paths = {i: (list(o.path), o.pending) for i, o in enumerate(outcomes) if not o.flag}
+        answers = [
+            captured.answer(place, p, captured.step.rows) for place, p in enumerate(proposals)
+        ]
+        failed: dict[int, Exception] = {}
+        late = []
+        for place, a in enumerate(active):
+            if place not in paths:
+                try:
+                    paths[place] = select_on_host(a.decoder, a.run, answers[place], a.state.length)
+                    selector.set(*paths[place], place)
+                    late.append(place)
+                except Exception as error:
+                    failed[place] = error
         if late:
-            for place in late:
-                paths[place] = self._select_on_host(active[place], verified[place])
-                selector.set(*paths[place], place)
             self._publish_again(captured, active, late)
-        for a, proposal, answer, (path, pending) in zip(
-            active, proposals, verified, paths, strict=True
-        ):
-            a.decoder.take(a.run, proposal, answer, path, pending)
-            a.state.length += len(path)
-            a.decoder.hand_out(a.run)
-
-    def _answer(self, captured: StepGraphs, place: int, proposal: Proposal) -> Verified:
-        """What the target said of a place's proposal, a view."""
-        start = place * self.padded
-        tokens = [proposal.tokens[row] for row in self.kept]
-        active = [proposal.active[row] for row in self.kept]
-        hidden = captured.step.hidden[start : start + self.padded]
-        logits = captured.step.logits[start : start + len(tokens)]
-        return Verified(self.tree, self.kept, tokens, captured.step.rows, hidden, logits, active)
+        for place, (a, proposal) in enumerate(zip(active, proposals, strict=True)):
+            if place in failed:
+                continue
+            path, pending = paths[place]
+            try:
+                a.decoder.take(a.run, proposal, answers[place], path, pending)
+                a.state.length += len(path)
+                a.decoder.hand_out(a.run)
+            except Exception as error:
+                failed[place] = error
+        return failed
 
     def _propose(self, active: Active) -> Proposal:
         decoder, run = active.decoder, active.run
         return fill(decoder.plan, run.tokens[-1], self.drafts.get(decoder.seat, []), run.suffix)
 
-    def _publish(self, captured: StepGraphs, active: Sequence[Active]) -> None:
+    def _publish(self, captured: StepGraphs, active: Sequence[Active | None]) -> None:
         captured.launch("publish")
         self.clock.lap("publish")
         if self.uses_mtp:
@@ -177,49 +180,46 @@ class CapturedBatch:
         self, captured: StepGraphs, active: Sequence[Active], late: Sequence[int]
     ) -> None:
         """Publication of those places alone whose paths the host has chosen."""
-        self._collect()
-        seats = [a.decoder.seat if i in late else -1 for i, a in enumerate(active)]
-        captured.upload.sit(seats)
-        self.clock.start()
+        self.collect()
+        those = [a if i in late else None for i, a in enumerate(active)]
+        captured.upload.sit([-1 if a is None else a.decoder.seat for a in those])
+        self.clock.start([a.run for a in those if a is not None])
         captured.upload.send()
-        self._publish(captured, [a if i in late else None for i, a in enumerate(active)])
+        self._publish(captured, those)
 
     def _launch_drafts(self, captured: StepGraphs, active: Sequence[Active | None]) -> None:
         captured.launch("draft")
         self.clock.lap("draft")
         self.coming = (captured, list(active))
 
-    def _collect(self) -> None:
-        """Waits for the drafts launched last, and keeps them by seat."""
+    def collect(self) -> None:
+        """Waits for the drafts launched last, and keeps them by seat.
+
+        To be called before a seat's state changes hands: more passes may start here, for requests
+        that have not ended.
+        """
         if self.coming is None:
             return
         captured, active = self.coming
         self.coming = None
         there = [(place, a) for place, a in enumerate(active) if a is not None]
-        runs = [a.run for _, a in there]
-        self.clock.book(runs)
+        self.clock.book()
         first, passes = captured.drafted.first, captured.drafted.passes
-        done = {place: first for place, _ in there}
-        if first < passes:
-            sure = [p for p, _ in there if is_sure(captured.candidates[p], first - 1)]
-            if sure:
-                self.clock.start()
-                captured.launch("more")
-                self.clock.lap("draft")
-                self.clock.book(runs)
-            done |= dict.fromkeys(sure, passes)
+        sure = [
+            place
+            for place, a in there
+            if first < passes
+            and a.run.finish_reason is None
+            and is_sure(captured.candidates[place], first - 1)
+        ]
+        if sure:
+            self.clock.start()
+            captured.launch("more")
+            self.clock.lap("draft")
+            self.clock.book()
         for place, a in there:
-            self.drafts[a.decoder.seat] = candidates_of(captured.candidates[place], done[place])
-
-    def _select_on_host(self, active: Active, verified: Verified) -> tuple[list[int], int]:
-        """What the kernels do not cover (any top_k, many ties), by the torch definition."""
-        run, tree = active.run, verified.tree
-        sampled = active.decoder.sample(
-            run, verified.logits, tree, verified.tokens, active.state.length
-        )
-        path, pending = accept_walk(tree.children, verified.tokens, verified.active, sampled)
-        run.history.add([*(verified.tokens[row] for row in path[1:]), pending])
-        return path, pending
+            depths = passes if place in sure else first
+            self.drafts[a.decoder.seat] = candidates_of(captured.candidates[place], depths)
 
 
 def _sizes(seats: int) -> list[int]:
@@ -239,12 +239,12 @@ class SeatDecoder(Decoder):
 
     def reserve(self, tokens: int) -> HybridState:
         """The seat's state. Raises RequestError for a request that needs more room."""
-        room = self._state.capacity - 2 * len(self.tree) - MATCHED_ROWS
-        if tokens > room:
+        if tokens > self.batch.room:
             raise RequestError(
-                f"the request needs {tokens} tokens; a seat has {room}",
+                f"the request needs {tokens} tokens; a seat has {self.batch.room}",
                 "shorten the prompt or lower max_tokens",
             )
+        self.batch.collect()
         return self._state
 
     def _enter(self, run: Run, state: HybridState, hidden: Tensor) -> None:
@@ -253,7 +253,8 @@ class SeatDecoder(Decoder):
         state.mtp_hidden = state.mtp_hidden[:0]
 
     def step(self, run: Run, state: HybridState) -> None:
-        self.batch.step([Active(self, run, state)])
+        for error in self.batch.step([Active(self, run, state)]).values():
+            raise error
 
     @contextmanager
     def _phase(self, run: Run, name: str) -> Iterator[None]:

@@ -20,15 +20,18 @@ class Clock:
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
-        self.laps: list[tuple[str, torch.cuda.Event]] = []
+        self.laps: list[tuple[str, torch.cuda.Event, tuple[Run, ...]]] = []
+        self.runs: tuple[Run, ...] = ()
         self.spare: list[torch.cuda.Event] = []
 
     def clear(self) -> None:
         """Forgets what nobody booked: the work behind a request's last token."""
-        self.spare += [event for _, event in self.laps]
+        self.spare += [event for _, event, _ in self.laps]
         self.laps = []
 
-    def start(self) -> None:
+    def start(self, runs: Sequence[Run] | None = None) -> None:
+        """From here on laps belong to `runs`, if given, else to those of the last start."""
+        self.runs = self.runs if runs is None else tuple(runs)
         if len(self.laps) >= MAX_LAPS:  # forced paths book nothing
             self.clear()
         self.lap(START)
@@ -37,23 +40,23 @@ class Clock:
         if self.cuda:
             event = self.spare.pop() if self.spare else torch.cuda.Event(enable_timing=True)
             event.record()
-            self.laps.append((name, event))
+            self.laps.append((name, event, self.runs))
 
-    def book(self, runs: Sequence[Run], until: str | None = None) -> None:
-        """Waits for a lap, the last one (of that name), and books all stages up to it, to each
-        of the requests that took the step."""
+    def book(self, until: str | None = None) -> None:
+        """Waits for a lap, the last one (of that name), and books all stages up to it, each to
+        the requests that took it."""
         if not self.laps:
             return
         last = len(self.laps) - 1
         while until is not None and self.laps[last][0] != until:
             last -= 1
         self.laps[last][1].synchronize()
-        for (_, before), (name, event) in zip(
+        for (_, before, _), (name, event, runs) in zip(
             self.laps[:last], self.laps[1 : last + 1], strict=True
         ):
             if name != START:
                 spent = before.elapsed_time(event)
                 for run in runs:
                     run.phases_ms[name] += spent
-        self.spare += [event for _, event in self.laps[:last]]
+        self.spare += [event for _, event, _ in self.laps[:last]]
         self.laps = self.laps[last:]

@@ -55,7 +55,7 @@ class CapturedDecoder(Decoder):
         if self.uses_mtp:
             self.drafted.inputs.feed(state.mtp_hidden, run.tokens[-1])
             state.mtp_hidden = state.mtp_hidden[:0]
-            self.clock.start()
+            self.clock.start([run])
             self._launch_drafts()
 
     def propose(self, run: Run, state: HybridState) -> Proposal:
@@ -67,13 +67,13 @@ class CapturedDecoder(Decoder):
                 self.forced, state.mtp_hidden = 0, state.mtp_hidden[:0]
                 self.clock.start()
                 self._launch_drafts()
-            self.clock.book([run])
+            self.clock.book()
             done, found = self.drafted.first, self.graphs.candidates[0]
             if done < self.drafted.passes and is_sure(found, done - 1):
                 self.clock.start()
                 self.graphs.launch("more")
                 self.clock.lap("draft")
-                self.clock.book([run])
+                self.clock.book()
                 done = self.drafted.passes
             candidates = candidates_of(found, done)
         return fill(self.plan, run.tokens[-1], candidates, run.suffix)
@@ -84,23 +84,13 @@ class CapturedDecoder(Decoder):
 
     def verify(self, state: HybridState, proposal: Proposal) -> Verified:
         """Launches one target forward over the tree; the state is only read."""
-        step = self.tree_step
-        tokens = [proposal.tokens[row] for row in self.kept]
-        active = [proposal.active[row] for row in self.kept]
-        step.upload.put(0, tokens, active)
+        graphs = self.graphs
+        graphs.put(0, proposal)
         self.clock.start()
-        step.upload.send()
-        self.graphs.launch("verify")
+        graphs.upload.send()
+        graphs.launch("verify")
         self.clock.lap("verify")
-        return Verified(
-            self.active_tree,
-            self.kept,
-            tokens,
-            _Rows(self, state),
-            step.hidden,
-            step.logits,
-            active,
-        )
+        return graphs.answer(0, proposal, _Rows(self, state))
 
     def select(self, run: Run, verified: Verified) -> tuple[list[int], int]:
         """The walk on the device, then publication and drafts behind it without waiting."""
@@ -113,7 +103,7 @@ class CapturedDecoder(Decoder):
             ahead = self.tree_step.rows.verifier.empty_path
             if ahead:
                 self._advance()
-            self.clock.book([run], until="select")
+            self.clock.book(until="select")
             outcome = selector.outcome(self.graphs.result[0])
             if not outcome.flag:
                 if not ahead:
@@ -122,14 +112,8 @@ class CapturedDecoder(Decoder):
         return self._select_on_host(run, verified)
 
     def _select_on_host(self, run: Run, verified: Verified) -> tuple[list[int], int]:
-        """What the kernels do not cover (any top_k, many ties), by the torch definition."""
         self.clock.start()
-        tree, state_length = verified.tree, verified.rows.state.length
-        sampled = self.sample(
-            run, verified.logits[: len(tree)], tree, verified.tokens, state_length
-        )
-        path, pending = accept_walk(tree.children, verified.tokens, verified.active, sampled)
-        run.history.add([*(verified.tokens[row] for row in path[1:]), pending])
+        path, pending = select_on_host(self, run, verified, verified.rows.prefix)
         self.tree_step.selector.set(path, pending)
         self.clock.lap("select")
         self._advance()
@@ -197,6 +181,20 @@ class CapturedDecoder(Decoder):
     def _phase(self, run: Run, name: str) -> Iterator[None]:
         """Stages are timed by events on the device, see `Clock`."""
         yield
+
+
+def select_on_host(
+    decoder: Decoder, run: Run, verified: Verified, length: int
+) -> tuple[list[int], int]:
+    """What the kernels do not cover (any top_k, many ties), by the torch definition; counted.
+
+    length: the state's materialised tokens.
+    """
+    tree, tokens = verified.tree, verified.tokens
+    sampled = decoder.sample(run, verified.logits, tree, tokens, length)
+    path, pending = accept_walk(tree.children, tokens, verified.active, sampled)
+    run.history.add([*(tokens[row] for row in path[1:]), pending])
+    return path, pending
 
 
 class _Rows:

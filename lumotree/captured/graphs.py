@@ -8,7 +8,8 @@ from lumotree.captured.draft import DraftInputs, DraftPasses
 from lumotree.captured.graph import replayable
 from lumotree.captured.rows import StepRows
 from lumotree.captured.step import RequestBuffers, Upload, VerifyStep
-from lumotree.decoder import Decoder
+from lumotree.decoder import Decoder, Verified
+from lumotree.draft.plan import Proposal
 from lumotree.state import StateBuffers
 
 
@@ -17,8 +18,9 @@ class StepGraphs:
 
     With `requests`, of so many at once, and the buffers have seats. result int32 [requests, ...]
     and candidates int32 [requests, passes, 5] are the host's copies of `Selector.results` and
-    `DraftPasses.results`, filled behind the launches. names: the graphs; "draft" with drafts of
-    the MTP head alone, and "more" where its last passes are a graph of their own.
+    `DraftPasses.results`, filled behind the launches. launches: the graphs by name; "draft" with
+    an MTP head alone, and "more" where its last passes are a graph of their own. kept: the row of
+    the decoder's tree behind each row of `tree`.
     """
 
     def __init__(
@@ -82,3 +84,17 @@ class StepGraphs:
             self.result.copy_(self.step.selector.results, non_blocking=True)
         elif name in ("draft", "more"):
             self.candidates.copy_(self.drafted.results, non_blocking=True)
+
+    def put(self, place: int, proposal: Proposal) -> None:
+        """A proposal for the next `upload.send`, at the place of its request."""
+        tokens = [proposal.tokens[row] for row in self.kept]
+        self.upload.put(place, tokens, [proposal.active[row] for row in self.kept])
+
+    def answer(self, place: int, proposal: Proposal, rows) -> Verified:
+        """What the target said of it, views; rows: what can publish it."""
+        start, count = place * self.padded, len(self.tree)
+        tokens = [proposal.tokens[row] for row in self.kept]
+        active = [proposal.active[row] for row in self.kept]
+        hidden = self.step.hidden[start : start + self.padded]
+        logits = self.step.logits[start : start + count]
+        return Verified(self.tree, self.kept, tokens, rows, hidden, logits, active)

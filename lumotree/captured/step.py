@@ -56,7 +56,9 @@ class Upload:
         seats, self.tokens, self.active = self._views(self._device)
         self._seats, self._tokens, self._active = self._views(self._host)
         self.seats = None if requests is None else seats
-        self.active.view(-1, padded)[:, 0] = 1  # a root is never inactive
+        self._active.view(-1, padded)[:, 0] = 1  # a root is never inactive
+        self._sent = torch.cuda.Event() if pin else None
+        self.send()
 
     def _views(self, buffer: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         seats, tokens, active = buffer.split(self._cuts)
@@ -64,17 +66,26 @@ class Upload:
 
     def put(self, place: int, tokens: Sequence[int], active: Sequence[bool]) -> None:
         """The proposal of the request at a place, for the next `send`."""
+        self._wait()
         start, stop = place * self.padded, place * self.padded + len(tokens)
         self._tokens[start:stop] = torch.tensor(tokens, dtype=torch.int32)
         self._active[start:stop] = torch.tensor(active)
 
     def sit(self, seats: Sequence[int]) -> None:
         """Who has which seat from the next `send` on, in the order of places; the rest nobody."""
+        self._wait()
         empty = [-1] * (self.requests - len(seats))
         self._seats.copy_(torch.tensor([*seats, *empty], dtype=torch.int32))
 
     def send(self) -> None:
         self._device.copy_(self._host, non_blocking=True)
+        if self._sent is not None:
+            self._sent.record()
+
+    def _wait(self) -> None:
+        """Until the copy under way has read what is about to be written."""
+        if self._sent is not None:
+            self._sent.synchronize()
 
 
 class VerifyStep:

@@ -54,7 +54,9 @@ class Metrics:
             "Steps whose accepted path reached this draft depth (from 0): survival by depth.",
             ("position",),
         )
-        self.phase_s = counter("phase_seconds", "Decode time by phase.", ("phase",))
+        self.phase_s = counter(
+            "phase_seconds", "Decode time by phase, a round once per request in it.", ("phase",)
+        )
         self.success = counter("request_success", "Requests served.", ("finished_reason",))
         self.failures = counter("request_failure", "Requests ended early, by status.", ("status",))
         self.refusals = counter("request_refused", "Requests not taken, by reason.", ("reason",))

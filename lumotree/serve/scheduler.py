@@ -162,43 +162,57 @@ class Scheduler:
         decoding = []
         for job, slot in list(self._active):
             if self._ended(job):
-                self._close(job, slot)
-                job.deliver(job.ended)
+                self._end(job, slot, job.ended)
             elif slot.prompt_done:
                 decoding.append((job, slot))
-            elif self._tried([(job, slot)], slot.advance_prompt) and slot.prompt_done:
-                self._emitted(job, slot)
+            else:
+                self._advance_prompt(job, slot)
         if decoding:
-            slots = [slot for _, slot in decoding]
-            if self._tried(decoding, lambda: self._slots.step(slots)):
-                for job, slot in decoding:
+            try:
+                failed = self._slots.step([slot for _, slot in decoding])
+            except Exception as error:
+                failed = dict.fromkeys(range(len(decoding)), error)
+            for place, (job, slot) in enumerate(decoding):
+                if place in failed:
+                    self._fail(job, slot, failed[place])
+                else:
                     self._emitted(job, slot)
 
-    def _tried(self, those: Sequence[tuple[Job, Slot]], work: Callable[[], None]) -> bool:
-        """Does work for some jobs; when it fails they end, and it returns False."""
+    def _advance_prompt(self, job: Job, slot: Slot) -> None:
         try:
-            work()
-            return True
+            slot.advance_prompt()
         except LumoTreeError as error:
-            reason = ApiError(400, str(error))
+            self._end(job, slot, ApiError(400, str(error)))
         except Exception as error:
-            log.exception("decoding failed")
-            reason = ApiError(500, f"decoding failed: {type(error).__name__}")
-        for job, slot in those:
-            job.ended = reason
-            self._close(job, slot)
-            job.deliver(reason)
-        return False
+            self._fail(job, slot, error)
+        else:
+            if slot.prompt_done:
+                self._emitted(job, slot)
+
+    def _fail(self, job: Job, slot: Slot, error: Exception) -> None:
+        """Ends a job by a fault that is not its client's."""
+        log.error("decoding failed", exc_info=error)
+        self._end(job, slot, ApiError(500, f"decoding failed: {type(error).__name__}"))
+
+    def _end(self, job: Job, slot: Slot, reason: ApiError) -> None:
+        job.ended = reason
+        self._close(job, slot)
+        job.deliver(reason)
 
     def _emitted(self, job: Job, slot: Slot) -> None:
         """Delivers what a job's last piece of work emitted, and its end."""
-        self._count(job, slot)
-        self._hand_out(job, slot)
-        if slot.finished:
+        try:
+            self._count(job, slot)
+            self._hand_out(job, slot)
+            if not slot.finished:
+                return
             generation = slot.result()
             self._hand_out(job, slot)
-            self._metrics.finished(job, generation)
             done = Done(generation, slot.stop_id)
+            self._metrics.finished(job, generation)
+        except Exception as error:
+            self._fail(job, slot, error)
+        else:
             self._close(job, slot, done=True)
             job.deliver(done)
 

@@ -13,7 +13,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 class ServeSettings:
     """Limits and addresses. Bytes are bytes, times are seconds.
 
-    active: requests decoded in turn, each in a state slot of its own. queue: requests that may
+    active: requests decoded at once, each in a state slot of its own. queue: requests that may
     wait beside them; one more is refused. max_context: positions per slot, prompt and generated
     tokens together. request_timeout_s: from arrival to the last token. idle_timeout_s: longest
     pause of a client that sends its body or reads its answer. drain_timeout_s: how long a stop

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lumotree.batch import Active, Batch
+from lumotree.batch import Active, Batch, probe_rows
 from lumotree.errors import LumoTreeError, RequestError
 from lumotree.prefix import PrefixStore
 from lumotree.request import Generation, SamplingParams
@@ -84,9 +84,9 @@ class Slots(list[Slot]):
         super().__init__(slots)
         self.batch = batch
 
-    def step(self, slots: Sequence[Slot]) -> None:
-        """One round for slots whose prompts are done."""
-        self.batch.step([slot.active for slot in slots])
+    def step(self, slots: Sequence[Slot]) -> dict[int, Exception]:
+        """One round for slots whose prompts are done. Returns which of them failed alone."""
+        return self.batch.step([slot.active for slot in slots])
 
 
 def make_slots(
@@ -139,6 +139,14 @@ def _captured_slots(
         batch = CapturedBatch(
             engine.model, engine.tokenizer, config, engine.runner, active, context
         )
+    rows = batch.padded
+    if engine.row_multiple is not None:  # tokens are promised to be those of a request alone
+        known = probe_rows(engine.model, rows, rows, active)
+        if known < active * rows:
+            raise LumoTreeError(
+                f"products of more than {known} rows have other bits on this device",
+                f"serve with --active {known // rows}",
+            )
     free = free_bytes(engine.model.device)
     if free is not None and store.budget > free:
         raise LumoTreeError(

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lumotree.batch import Batch, probe_rows
+from lumotree.batch import Active, Batch, probe_rows
 from lumotree.engine import DecoderConfig
 from lumotree.request import SamplingParams
 from tests.core.beside import decode_together, facts
@@ -59,7 +59,7 @@ def test_a_round_is_cut_where_bits_would_change(speaking):
     batch = Batch([speaking.decoder(ARMS["mtp-3"]) for _ in PROMPTS])
     batch.together, rounds = 2, []
     whole = batch._round
-    batch._round = lambda active: (rounds.append(len(active)), whole(active))
+    batch._round = lambda active: rounds.append(len(active)) or whole(active)
     made = decode_together(batch, PROMPTS, SAMPLINGS)
     assert max(rounds) == 2
     assert made[1] == facts(speaking.decoder(ARMS["mtp-3"]).generate(PROMPTS[1], SAMPLINGS[1]))
@@ -89,3 +89,33 @@ def test_a_verifier_that_holds_one_request_takes_turns(speaking):
     alone = facts(speaking.decoder(config).generate(PROMPTS[2], SAMPLINGS[1]))
     made = decode_together(batch, [PROMPTS[2]] * 2, [SAMPLINGS[1]] * 2)
     assert made == [alone, alone]
+
+
+def test_what_the_probe_has_no_time_for_is_not_claimed(speaking):
+    assert probe_rows(speaking.model, 4, 8, 3, seconds=0.0) <= 12
+
+
+def test_a_fault_of_one_request_is_its_own(speaking):
+    """Sampling fails for one of three; the others go on with the tokens they have alone."""
+    config = ARMS["mtp-3"]
+    prompts, samplings = PROMPTS[:3], SAMPLINGS[:3]
+    wanted = [
+        speaking.decoder(config).generate(p, s).token_ids
+        for p, s in zip(prompts, samplings, strict=True)
+    ]
+    batch = Batch([speaking.decoder(config) for _ in prompts])
+    active = [
+        Active(decoder, *decoder.begin(p, s))
+        for decoder, p, s in zip(batch.decoders, prompts, samplings, strict=True)
+    ]
+
+    def broken(*given):
+        raise torch.OutOfMemoryError("no room for one row")
+
+    batch.decoders[1].sample = broken
+    failed = batch.step(active)
+    assert list(failed) == [1] and isinstance(failed[1], torch.OutOfMemoryError)
+    going = [active[0], active[2]]
+    while going := [a for a in going if a.run.finish_reason is None]:
+        assert not batch.step(going)
+    assert [active[i].run.output for i in (0, 2)] == [wanted[0], wanted[2]]

@@ -13,23 +13,28 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch  # noqa: E402
 
+from lumotree.batch import Active  # noqa: E402
+from lumotree.captured import batch as batch_module  # noqa: E402
+from lumotree.captured import decoder as decoder_module  # noqa: E402
 from lumotree.captured.batch import CapturedBatch  # noqa: E402
 from lumotree.captured.decoder import CapturedDecoder  # noqa: E402
+from lumotree.captured.graphs import StepGraphs  # noqa: E402
 from lumotree.decoder import Decoder, DecoderConfig  # noqa: E402
-from lumotree.draft.plan import Proposal  # noqa: E402
+from lumotree.draft.plan import Proposal, fill  # noqa: E402
 from lumotree.model.hybrid import HybridModel  # noqa: E402
 from lumotree.model.runner import RowRunner  # noqa: E402
 from lumotree.model.source import open_source  # noqa: E402
 from lumotree.request import SamplingParams  # noqa: E402
-from tests.core.beside import decode_together, facts  # noqa: E402
+from tests.core.beside import facts  # noqa: E402
 from tests.tiny import Geometry, save_tiny  # noqa: E402
 
 DEVICE = torch.device("cpu")
-PROMPTS = [[7 * i % 97 for i in range(n)] for n in (5, 9, 3)]
+PROMPTS = [[7 * i % 97 for i in range(n)] for n in (5, 9, 3, 8)]
 SAMPLINGS = [
-    SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True),
-    SamplingParams(max_tokens=4, seed=1, ignore_eos=True),
-    SamplingParams(max_tokens=3, seed=2, top_k=0, ignore_eos=True),  # sampled on the host
+    SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True),
+    SamplingParams(max_tokens=5, seed=1, ignore_eos=True),
+    SamplingParams(max_tokens=4, seed=2, top_k=0, ignore_eos=True),  # sampled on the host
+    SamplingParams(max_tokens=3, seed=3, ignore_eos=True),
 ]
 
 
@@ -50,12 +55,62 @@ def load() -> HybridModel:
 
 
 def together():
-    """Requests that enter one after the other answer what each answers alone."""
-    model, config = load(), DecoderConfig("-1,0,0,1", 2, True, first_passes=1)
+    """Requests that enter one by one answer, and draft, what each does alone: at every size of a
+    graph, beside a place to spare, and in a seat that another left with passes under way."""
+    config = DecoderConfig("-1,0,1,2,0", 3, True, first_passes=1)
+    model = load()
     given = (model, Letters(), config, RowRunner(model, "natural", 1))
-    single = CapturedDecoder(*given)
-    alone = [facts(single.generate(p, s)) for p, s in zip(PROMPTS, SAMPLINGS, strict=True)]
-    assert decode_together(CapturedBatch(*given, 3, 24), PROMPTS, SAMPLINGS) == alone
+    drafts: dict[int, list] = {}
+
+    def noted(plan, pending, candidates, suffix):
+        drafts.setdefault(id(suffix), []).append((pending, candidates))
+        return fill(plan, pending, candidates, suffix)
+
+    decoder_module.fill = batch_module.fill = noted
+    decoder_module.is_sure = batch_module.is_sure = lambda result, depth: True
+    single, runs, alone = CapturedDecoder(*given), [], {}
+    for number in (1, 2, 3):
+        run, state = single.begin(PROMPTS[number], SAMPLINGS[number])
+        while run.finish_reason is None:
+            single.step(run, state)
+        runs.append(run)  # kept, so that no other suffix gets its id
+        alone[number] = facts(single.finish(run)), drafts[id(run.suffix)]
+
+    batch = CapturedBatch(*given, 4, 24)
+    sizes, launch = set(), StepGraphs.launch
+
+    def watched(graphs, name):
+        sizes.add((name, graphs.upload.requests))
+        launch(graphs, name)
+
+    StepGraphs.launch = watched
+    active: dict[int, Active] = {}
+
+    def enter(number: int, seat: int) -> None:
+        decoder = batch.decoders[seat]
+        active[number] = Active(decoder, *decoder.begin(PROMPTS[number], SAMPLINGS[number]))
+
+    def round_() -> None:
+        going = [a for a in active.values() if a.run.finish_reason is None]
+        assert batch.step(going) == {}
+
+    enter(0, 3)
+    round_()
+    enter(1, 0)
+    round_()
+    enter(2, 1)
+    round_()
+    gone = active.pop(0)  # cancelled, with drafts under way
+    assert gone.run.finish_reason is None
+    enter(3, 3)
+    while any(a.run.finish_reason is None for a in active.values()):
+        round_()
+    for number in (1, 2, 3):
+        run = active[number].run
+        made = facts(active[number].decoder.finish(run)), drafts[id(run.suffix)]
+        assert made == alone[number], number
+    verified = {size for name, size in sizes if name == "verify"}
+    assert verified == {1, 2, 4} and ("more", 4) in sizes, sizes
 
 
 def forced():

@@ -67,6 +67,7 @@ class FakeSlots(list):
     def step(self, slots):
         for slot in slots:
             slot.advance()
+        return {}
 
 
 class Inbox(list):
@@ -206,7 +207,7 @@ def test_a_fault_in_a_round_ends_those_who_took_it_and_no_other(running):
         rounds.append(len(slots))
         if len(rounds) == 1:
             raise RuntimeError("boom")
-        real(slots)
+        return real(slots)
 
     scheduler._slots.step = step
     gate.set()
@@ -214,3 +215,34 @@ def test_a_fault_in_a_round_ends_those_who_took_it_and_no_other(running):
     assert [end.status for end in ends[:2]] == [500, 500] and "RuntimeError" in ends[0].message
     assert isinstance(ends[2], Done) and rounds[0] == 2
     assert scheduler.load == (0, 0)
+
+
+def test_a_fault_in_handing_out_ends_one_job_and_not_the_worker(running):
+    scheduler, _ = running(1, 3)
+    slot = scheduler._slots[0]
+    real = slot.result
+
+    def result():
+        if slot.name == 1:
+            raise RuntimeError("boom")
+        return real()
+
+    slot.result = result
+    jobs = [job(name) for name in (1, 2)]
+    scheduler.submit([made for made, _ in jobs])
+    assert jobs[0][1].end.status == 500 and isinstance(jobs[1][1].end, Done)
+    assert scheduler.alive and scheduler.load == (0, 0)
+
+
+def test_a_fault_of_one_in_a_round_ends_it_alone(running):
+    gate = threading.Event()
+    scheduler, _ = running(2, 3, gate=gate)
+    jobs = [job(name) for name in (1, 2)]
+    scheduler.submit([made for made, _ in jobs])
+    real = scheduler._slots.step
+    scheduler._slots.step = lambda slots: (
+        real(slots)
+        | {place: ValueError("boom") for place, slot in enumerate(slots) if slot.name == 2}
+    )
+    gate.set()
+    assert isinstance(jobs[0][1].end, Done) and jobs[1][1].end.status == 500
