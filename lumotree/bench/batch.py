@@ -16,7 +16,7 @@ import torch
 from lumotree.request import PHASES, SamplingParams
 
 if TYPE_CHECKING:
-    from lumotree.serve.slots import Slots
+    from lumotree.serve.slots import Slot, Slots
 
 # Phases that a request's clock books; `other` is what they leave of a round.
 BOOKED = tuple(name for name in PHASES if name != "other")
@@ -68,7 +68,7 @@ def serve_group(
             slot.advance_prompt()
     window = time_full_rounds(slots, settle, clock)
     while left := [slot for slot in slots if not slot.finished]:
-        slots.step(left)
+        _round(slots, left)
     answers = [slot.result() for slot in slots]
     for slot in slots:
         slot.close()
@@ -92,7 +92,7 @@ def time_full_rounds(
     settle()
     started = clock()
     while not any(slot.finished for slot in slots):
-        slots.step(slots)
+        _round(slots, slots)
         rounds += 1
         if rounds == 1:
             early = booked()
@@ -109,3 +109,9 @@ def settler(device: torch.device) -> Callable[[], None]:
     if device.type == "cuda":
         return lambda: torch.cuda.synchronize(device)
     return lambda: None
+
+
+def _round(slots: Slots, those: Sequence[Slot]) -> None:
+    """A round; a request that fails alone makes the whole measurement fail."""
+    for error in slots.step(those).values():
+        raise error

@@ -62,6 +62,7 @@ class FakeSlots(list):
         self.now += 0.25
         for slot in slots:
             slot.take()
+        return {}
 
     def settle(self):
         self.now += 4.0
