@@ -109,7 +109,8 @@ def _recurse(
 
     def spread(rows: Tensor) -> Tensor:
         """Every request at the row count of a root-only step."""
-        return _together([ops.pad_rows(row, index.padded) for row in rows.split(1)])
+        parts = [rows] if len(rows) == 1 else rows.split(1)
+        return _together([ops.pad_rows(row, index.padded) for row in parts])
 
     for depth in range(1, passes + 1):
         logits = model.logits(spread(hidden), vocab)[:: index.padded]
