@@ -16,7 +16,6 @@ from torch import Tensor
 
 from lumotree.decoder import EXACT_SCAN, Decoder, Run, timed
 from lumotree.model.hybrid import HybridModel
-from lumotree.model.runner import MATCHED_ROWS
 from lumotree.state import HybridState
 
 # Start-up may take so long to find out how many rows a round can have.
@@ -41,9 +40,7 @@ class Batch:
     def __init__(self, decoders: Sequence[Decoder]) -> None:
         self.decoders = list(decoders)
         first = self.decoders[0]
-        tree = -(-len(first.tree) // first.runner.multiple) * first.runner.multiple
-        if first.runner.mode == "matched":
-            tree = max(tree, MATCHED_ROWS)
+        tree = first.runner.padded(len(first.tree))
         self.most_rows = tree
         # Other verifiers keep one request's operands from a verification to its publication, and
         # captured graphs are of one request each (lumotree.captured.batch has those of several).

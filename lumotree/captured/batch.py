@@ -59,9 +59,7 @@ class CapturedBatch:
     ) -> None:
         tree = tree_from_name(config.tree)
         active_tree, _ = tree.restrict(tree.default_active)
-        padded = len(active_tree)
-        if runner.mode == "matched":
-            padded = max(padded, MATCHED_ROWS)
+        padded = runner.padded(len(active_tree))
         if seats * padded > MAX_STEP_ROWS:
             raise LumoTreeError(
                 f"{seats} requests of {padded} rows are more than the {MAX_STEP_ROWS} rows of a "

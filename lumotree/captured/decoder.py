@@ -37,8 +37,7 @@ class CapturedDecoder(Decoder):
         super().__init__(*args)
         model = self.model
         self.active_tree, self.kept = self.tree.restrict(self.tree.default_active)
-        padded = len(self.active_tree)
-        self.padded = max(padded, MATCHED_ROWS) if self.runner.mode == "matched" else padded
+        self.padded = self.runner.padded(len(self.active_tree))
         self.request = RequestBuffers(model.config.vocab_size, model.device)
         self.clock = Clock(model.device)
         self.drafted: DraftPasses | None = None

@@ -32,13 +32,16 @@ class RowRunner:
         self._device = model.device
         self._indices: dict[tuple[TreeDescriptor, int], TreeIndex] = {}
 
+    def padded(self, rows: int) -> int:
+        """The row count of a step of so many rows of its own."""
+        padded = -(-rows // self.multiple) * self.multiple
+        return max(padded, MATCHED_ROWS) if self.mode == "matched" else padded
+
     def index(self, tree: TreeDescriptor | str) -> TreeIndex:
         """Index tensors of `tree` at the row count this mode gives it."""
         if isinstance(tree, str):
             tree = tree_from_name(tree)
-        padded = -(-len(tree) // self.multiple) * self.multiple
-        if self.mode == "matched":
-            padded = max(padded, MATCHED_ROWS)
+        padded = self.padded(len(tree))
         key = (tree, padded)
         if key not in self._indices:
             if len(self._indices) >= MAX_INDICES:
