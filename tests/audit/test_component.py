@@ -95,6 +95,14 @@ def test_the_paired_rule():
     assert not paired_rule(native * float("nan"), native, exact).any()
 
 
+@pytest.mark.parametrize("rows", (1, 2))
+def test_how_many_rows_are_compared_at_once_changes_nothing(rows, monkeypatch):
+    whole = audit()
+    state = TINY.geometry.heads * TINY.geometry.dk * TINY.geometry.dv
+    monkeypatch.setattr(component, "PART", rows * state)
+    assert audit() == whole
+
+
 def test_equality_is_of_bits():
     a = torch.zeros(2, 3)
     b = a.clone()
