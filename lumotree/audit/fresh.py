@@ -22,7 +22,7 @@ JOBS = {
     "component": ("component", "digests_job"),
     "sequential": ("reference", "sequential_job"),
     "noise": ("seeds", "noise_digest"),
-    "requests": ("soak", "requests_job"),
+    "soak": ("soak", "soak_job"),
 }
 
 

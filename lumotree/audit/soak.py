@@ -7,7 +7,8 @@ equal on this machine the states too.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from math import inf, isfinite
@@ -23,6 +24,7 @@ from lumotree.audit.surfaces import STATE_FLOOR, Boundary, distances
 from lumotree.decoder import Decoder, DecoderConfig, Run, prefill
 from lumotree.draft.plan import Proposal
 from lumotree.engine import Engine
+from lumotree.errors import LumoTreeError
 from lumotree.request import SamplingParams
 from lumotree.state import HybridState
 from lumotree.tree import TreeDescriptor, tree_from_name
@@ -122,26 +124,70 @@ def audit_soak(
         return
     if planted is not nullcontext:
         raise ValueError("a fault cannot be planted in a process of its own")
-    job = {
-        "engine": same_engine(engine),
-        "plan": asdict(plan),
-        "prompts": [(prompt.name, prompt.tokens) for prompt in prompts],
-        "seed": seed,
-    }
-    fresh = FreshProcesses("requests", job, 1)
+    beside = SoakBeside(engine, plan, prompts, seed, ("requests",))
     try:
         yield from _continuation(engine, plan, prompts, seed, planted)
-        yield from (Check(**fields) for fields in fresh.answers()[0])
+        yield from beside.checks()
     finally:
-        fresh.close()
+        beside.close()
+
+
+class SoakBeside:
+    """A soak in processes of its own, one for each part, at work from the beginning.
+
+    The checks are those of `audit_soak`. Where a process fails its part is one failed check, with
+    the last words of that process.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        plan: SoakPlan,
+        prompts: Sequence[Prompt],
+        seed: int,
+        parts: Sequence[str] = ("long continuation", "requests"),
+    ) -> None:
+        self.plan = plan
+        self.seconds = self.cpu_seconds = 0.0
+        job = {
+            "engine": same_engine(engine),
+            "plan": asdict(plan),
+            "prompts": [(prompt.name, prompt.tokens) for prompt in prompts],
+            "seed": seed,
+        }
+        self._parts = {part: FreshProcesses("soak", job | {"part": part}, 1) for part in parts}
+
+    def checks(self) -> Iterator[Check]:
+        """Waits for each process. Then `seconds` holds how long the slowest worked, `cpu_seconds`
+        how much all of them did."""
+        for part, process in self._parts.items():
+            try:
+                (answer,) = process.answers()
+            except LumoTreeError as error:
+                yield Check(part, "in a process of its own", False, error.message)
+                continue
+            self.seconds = max(self.seconds, answer["seconds"])
+            self.cpu_seconds += answer["cpu_seconds"]
+            yield from (Check(**fields) for fields in answer["checks"])
+
+    def close(self) -> None:
+        """Ends what still runs."""
+        for process in self._parts.values():
+            process.close()
 
 
 @torch.inference_mode()
-def requests_job(job: dict[str, Any]) -> list[dict[str, Any]]:
-    """The requests of a soak, in a process of their own: the fields of its checks."""
+def soak_job(job: dict[str, Any]) -> dict[str, Any]:
+    """One part of a soak, in a process of its own: the fields of its checks, and its seconds."""
     prompts = [Prompt(name, tuple(tokens)) for name, tokens in job["prompts"]]
     plan, engine = SoakPlan(**job["plan"]), load_engine(job)
-    return [asdict(c) for c in _requests(engine, plan, prompts, job["seed"], nullcontext)]
+    began, worked = time.perf_counter(), time.process_time()
+    checks = PARTS[job["part"]](engine, plan, prompts, job["seed"], nullcontext)
+    return {
+        "checks": [asdict(check) for check in checks],
+        "seconds": time.perf_counter() - began,
+        "cpu_seconds": time.process_time() - worked,
+    }
 
 
 def _continuation(
@@ -283,6 +329,12 @@ def _requests(
                 reason = f"{', '.join(different)} of {shared} tokens differ"
                 check = Check("requests", place, False, reason, step=number)
         yield check
+
+
+PARTS: dict[str, Callable[..., Iterator[Check]]] = {
+    "long continuation": _continuation,
+    "requests": _requests,
+}
 
 
 def _decode(

@@ -1,13 +1,13 @@
 import math
-from dataclasses import asdict
+import signal
+from dataclasses import replace
 
 import pytest
 
 from lumotree.audit import soak
 from lumotree.audit.check import Check, lines
 from lumotree.audit.faults import fault
-from lumotree.audit.fresh import same_engine
-from lumotree.audit.soak import SoakPlan, audit_soak, requests_job
+from lumotree.audit.soak import SoakBeside, SoakPlan, audit_soak
 
 SMALL = SoakPlan(tokens=36, requests=4, stretch=18, side_by_side=False)
 
@@ -69,16 +69,54 @@ def test_plain_decoding_is_the_reference_and_has_no_fault(engine, prompts):
     assert not found[3].passed
 
 
-def test_requests_beside_the_continuation_are_the_same_requests(engine, prompts):
-    """What a process of its own is asked for gives the checks that this process makes."""
-    job = {
-        "engine": same_engine(engine),
-        "plan": asdict(SMALL),
-        "prompts": [[prompt.name, list(prompt.tokens)] for prompt in prompts],
-        "seed": 0,
-    }
-    here = [asdict(check) for check in audit_soak(engine, SMALL, prompts, 0)][: SMALL.requests]
-    assert requests_job(job) == here
+@pytest.fixture
+def beside(engine, prompts):
+    """Makes soaks in processes of their own, and ends what is left of them."""
+    made = []
+
+    def make(*, engine=engine, prompts=prompts):
+        made.append(SoakBeside(engine, SMALL, prompts, 0))
+        return made[-1]
+
+    yield make
+    for running in made:
+        running.close()
+
+
+def test_a_soak_beside_makes_the_same_checks(engine, prompts, beside):
+    here = list(audit_soak(engine, SMALL, prompts, 0))
+    soak = beside()
+    assert list(soak.checks()) == here[SMALL.requests :] + here[: SMALL.requests]
+    assert 0 < soak.seconds and 0 < soak.cpu_seconds
+
+
+def test_a_soak_beside_that_fails_is_failed_checks_with_its_message(beside):
+    longer, requests = beside(prompts=[]).checks()
+    assert not longer.passed and "ZeroDivisionError" in longer.reason
+    assert not requests.passed and "IndexError" in requests.reason
+    assert (longer.name, requests.name) == ("long continuation", "requests")
+
+
+def test_a_soak_beside_that_is_killed_is_a_failed_check(beside):
+    soak = beside()
+    (process,) = soak._parts["long continuation"]._running
+    process.send_signal(signal.SIGSEGV)
+    first, *others = soak.checks()
+    assert not first.passed and f"exit code -{signal.SIGSEGV.value}" in first.reason
+    assert [check.passed for check in others] == [True] * SMALL.requests
+
+
+def test_a_soak_beside_ends_when_it_is_closed(beside):
+    soak = beside()
+    running = [process for part in soak._parts.values() for process in part._running]
+    soak.close()
+    assert len(running) == 2 and all(process.poll() is not None for process in running)
+
+
+def test_requests_run_beside_the_continuation(engine, prompts):
+    found = list(audit_soak(engine, replace(SMALL, side_by_side=True), prompts, 0))
+    here = list(audit_soak(engine, SMALL, prompts, 0))
+    assert found == here[SMALL.requests :] + here[: SMALL.requests]
 
 
 def test_a_fault_is_not_planted_where_it_cannot_reach(engine, prompts):
