@@ -212,6 +212,7 @@ DECODER_OPTIONS = {
     "operands": _one_of("prepared", "inline"),
     "passes": _passes,
     "draft_vocab": _count,
+    "draft_weights": _one_of("model", "fp8"),
     "verify": _verifier,
     "suffix": _switch,
     "plan": _word,

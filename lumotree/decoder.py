@@ -44,7 +44,8 @@ class DecoderConfig:
 
     first_passes: after so many passes the rest run only where the last one was sure of its best
     token (see draft.mtp.SURE_MARGIN); 0: all run. verify: the GDN verifier. draft_vocab: MTP
-    candidates are the best of the first so many ids (0: of all). attention, selection and
+    candidates are the best of the first so many ids (0: of all). draft_weights: drafts read the
+    model's own weights, or copies in 8 bits (fp8) that cost half the time. attention, selection and
     operands choose between a kernel and the torch operations in its place, where there are
     kernels.
     """
@@ -55,6 +56,7 @@ class DecoderConfig:
     first_passes: int = 0
     verify: str = EXACT_SCAN
     draft_vocab: int = 0
+    draft_weights: str = "model"
     attention: str = "grouped"
     selection: str = "fused"
     operands: str = "prepared"
@@ -148,6 +150,7 @@ class Decoder:
                 "draft with passes=0, or decode without drafts (tree=root)",
             )
         self.model, self.tokenizer, self.config, self.runner = model, tokenizer, config, runner
+        self.drafter = model.drafter(config.draft_weights) if self.uses_mtp else model
         self.snapshots = PrefixStore()
         self._state: HybridState | None = None
         self._path_tensors: dict[TreeDescriptor, tuple[Tensor, Tensor]] = {}
@@ -302,7 +305,7 @@ class Decoder:
         """Draft tokens for the rows that have a source; an arm without drafts gets the root."""
         candidates = []
         if self.uses_mtp:
-            candidates = mtp.draft(self.model, state, run.tokens, *self._drafting)
+            candidates = mtp.draft(self.drafter, state, run.tokens, *self._drafting)
         return fill(self.plan, run.tokens[-1], candidates, run.suffix)
 
     def propose_all(self, active: Sequence[tuple[Run, HybridState]]) -> list[Proposal]:
@@ -310,7 +313,7 @@ class Decoder:
         candidates: list = [[]] * len(active)
         if self.uses_mtp:
             requests = [(state, run.tokens) for run, state in active]
-            candidates = mtp.draft_all(self.model, requests, *self._drafting)
+            candidates = mtp.draft_all(self.drafter, requests, *self._drafting)
         return [
             fill(self.plan, run.tokens[-1], found, run.suffix)
             for (run, _), found in zip(active, candidates, strict=True)

@@ -123,6 +123,8 @@ def launch_all(config: ModelConfig, dtype: torch.dtype, tree: str, seats: int) -
     model = HybridModel(config, NoWeights(), dtype, CPU)
     runner = RowRunner(model, "natural", 1)
     arms = [DecoderConfig("root", 0, False), DecoderConfig(tree, first_passes=3)]
+    if devices.limits_of(CPU).capability >= (8, 9):
+        arms.insert(1, DecoderConfig(tree, draft_weights="fp8"))
     for arm in arms:
         decoder = CapturedDecoder(model, NoTokenizer(), arm, runner)
         state = decoder.reserve(512)

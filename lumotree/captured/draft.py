@@ -8,6 +8,7 @@ from torch import Tensor
 from lumotree.captured.rows import AttentionRows
 from lumotree.captured.step import VerifyStep
 from lumotree.draft.mtp import sure
+from lumotree.model.drafter import Drafter
 from lumotree.model.hybrid import HybridModel
 from lumotree.ops.select import TopCandidates
 from lumotree.state import KVCache
@@ -62,8 +63,9 @@ class DraftPasses:
         passes: int,
         first: int,
         vocab: int,
+        drafter: Drafter,
     ) -> None:
-        self.model, self.step, self.inputs = model, step, inputs
+        self.drafter, self.step, self.inputs = drafter, step, inputs
         self.passes, self.vocab = passes, vocab
         device, seats, steps = model.device, step.upload.seats, inputs.steps
         self.seats, places = seats, inputs.count.shape[0]
@@ -101,13 +103,13 @@ class DraftPasses:
         return places.index_select(0, self.seats.clamp(min=0))
 
     def draft(self) -> None:
-        model, length, inputs = self.model, self.step.request.length, self.inputs
+        length, inputs = self.step.request.length, self.inputs
         torch.sub(length + 1, inputs.count, out=self.start)
         torch.add(self.ahead, length, out=self.slots)
         tokens, hidden, count = (
             self._of_requests(x) for x in (inputs.tokens, inputs.hidden, inputs.count)
         )
-        out = model.draft_forward(tokens.flatten(), hidden.flatten(0, 1), self.refill_rows)
+        out = self.drafter.draft_forward(tokens.flatten(), hidden.flatten(0, 1), self.refill_rows)
         self._passes(1, self.first, out.index_select(0, self.rows + (count - 1).clamp(min=0)))
 
     def more(self) -> None:
@@ -116,12 +118,12 @@ class DraftPasses:
 
     def _passes(self, start: int, stop: int, hidden: Tensor) -> None:
         """Depths start .. stop; `hidden` [requests, hidden size] predicts that of `start`."""
-        model = self.model
+        drafter = self.drafter
         for depth in range(start, stop + 1):
-            logits = model.logits(hidden, self.vocab)
+            logits = drafter.logits(hidden, self.vocab)
             best, ordered = self.top(logits, self.results[:, depth - 1, :4])
             if depth < self.passes:
-                hidden = model.draft_forward(best, hidden, self.pass_rows[depth])
+                hidden = drafter.draft_forward(best, hidden, self.pass_rows[depth])
             if depth == self.first < self.passes:
                 pair = logits.gather(1, ordered[:, :2].long())
                 self.leads[:, depth - 1].copy_(pair[:, 0] - pair[:, 1])

@@ -63,6 +63,7 @@ class StepGraphs:
                 len(decoder.plan.mtp),
                 config.first_passes,
                 min(config.draft_vocab or vocab, vocab),
+                decoder.drafter,
             )
             shape = drafted.results.shape
             self.candidates = torch.zeros(shape, dtype=torch.int32, pin_memory=pin)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lumotree.model.drafter import Drafter
 from lumotree.model.hybrid import HybridModel
 from lumotree.model.rows import TreeRows, joined, prefill_rows
 from lumotree.model.runner import RowRunner
@@ -21,9 +22,7 @@ SURE_MARGIN = 1.4
 Request = tuple[HybridState, Sequence[int]]
 
 
-def refill(
-    model: HybridModel, state: HybridState, tokens: Sequence[int], runner: RowRunner
-) -> Tensor:
+def refill(model: Drafter, state: HybridState, tokens: Sequence[int], runner: RowRunner) -> Tensor:
     """Writes the draft head's keys and values of every token that lacks them, the last included.
 
     tokens: all tokens of the request, the pending one last. Slots that earlier passes filled
@@ -33,7 +32,7 @@ def refill(
     return _refill_all(model, [(state, tokens)], runner)
 
 
-def _refill_all(model: HybridModel, requests: Sequence[Request], runner: RowRunner) -> Tensor:
+def _refill_all(model: Drafter, requests: Sequence[Request], runner: RowRunner) -> Tensor:
     """`refill` of several requests in one forward, [requests, hidden]."""
     parts, ids, hiddens, last = [], [], [], []
     start = 0
@@ -62,7 +61,7 @@ def sure(best: Sequence[float]) -> bool:
 
 
 def draft(
-    model: HybridModel,
+    model: Drafter,
     state: HybridState,
     tokens: Sequence[int],
     passes: int,
@@ -81,7 +80,7 @@ def draft(
 
 
 def draft_all(
-    model: HybridModel,
+    model: Drafter,
     requests: Sequence[Request],
     passes: int,
     runner: RowRunner,
@@ -94,7 +93,7 @@ def draft_all(
 
 
 def _recurse(
-    model: HybridModel,
+    model: Drafter,
     hidden: Tensor,
     requests: Sequence[Request],
     passes: int,

@@ -7,8 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lumotree.errors import CheckpointError
+from lumotree.errors import CheckpointError, LumoTreeError
 from lumotree.model.config import ModelConfig
+from lumotree.model.drafter import DRAFT_WEIGHTS, Drafter, NarrowDrafter
 from lumotree.model.layers import DecoderLayer, Rows, Take, below
 from lumotree.model.source import ModelSource, Weights
 from lumotree.ops import reference as ops
@@ -56,6 +57,7 @@ class HybridModel:
             self.embedding if tied else take("lm_head.weight", (config.vocab_size, h))
         )
         self.mtp = MTPHead(config, below(take, "mtp."), table) if checkpoint.has_mtp() else None
+        self._narrow: NarrowDrafter | None = None
         self.reserve(min(config.max_position_embeddings, FIRST_POSITIONS))
 
     def reserve(self, positions: int) -> None:
@@ -105,6 +107,21 @@ class HybridModel:
                 "lumotree doctor shows what fits",
             ) from error
 
+    def drafter(self, weights: str = "model") -> Drafter:
+        """What drafts with these of DRAFT_WEIGHTS; the narrow ones are made once, on demand.
+
+        Raises LumoTreeError for an unknown name, and where the device has no such numbers.
+        """
+        if weights not in DRAFT_WEIGHTS:
+            raise LumoTreeError(
+                f"draft_weights {weights!r} is unknown", f"use {', '.join(DRAFT_WEIGHTS)}"
+            )
+        if weights == "model":
+            return self
+        if self._narrow is None:
+            self._narrow = NarrowDrafter(self)
+        return self._narrow
+
     def embed(self, token_ids: Tensor) -> Tensor:
         return self.embedding.index_select(0, token_ids)
 
@@ -125,9 +142,12 @@ class HybridModel:
         """One pass of the MTP head: [n] tokens and [n, hidden] of the positions before them."""
         return self.mtp(self.embed(token_ids), hidden, rows)
 
-    def logits(self, hidden: Tensor, vocab: int | None = None) -> Tensor:
-        """[n, hidden] after the final norm -> float32 [n, vocab], of the first `vocab` ids."""
-        head = self.lm_head
+    def logits(self, hidden: Tensor, vocab: int | None = None, head=None) -> Tensor:
+        """[n, hidden] after the final norm -> float32 [n, vocab], of the first `vocab` ids.
+
+        head: a packed output head in place of the model's.
+        """
+        head = self.lm_head if head is None else head
         if vocab is not None and vocab < self.config.vocab_size:
             head = self.table.first(head, vocab)
         return self.table.linear(hidden, head).float()

@@ -16,6 +16,8 @@ measured faster; and each kernel's end and the next one's start are 2 to 3 micro
 Asking the L2 cache for weights ahead (by the waiting kernel, in the loop, by the kernel in front)
 gained nothing in the chain and mostly lost; so did letting all kernels begin early: their
 programs pile up on some multiprocessors. Above 32 rows cuBLAS is faster.
+
+Drafts may read weights in 8 bits (eight_bits.Scaled): the same kernels at half the bytes.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDe
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lumotree.ops.device import Limits, limits_of
+from lumotree.ops.eight_bits import KIND, Scaled
 from lumotree.ops.linear_hopper import hopper_kernel
 from lumotree.ops.linear_kernels import (
     add_norm_kernel,
@@ -46,6 +49,9 @@ MIN_ROWS, TALLEST = 16, 128
 # Rows of a step: those of several requests together. More are a prompt.
 MAX_STEP_ROWS = 512
 SUM_BLOCK = 1024
+
+
+Weight = Tensor | Scaled
 
 
 @dataclass(frozen=True)
@@ -78,8 +84,12 @@ TABLE: dict[tuple[int, int], Block] = {
 }
 
 
+# The same for weights in 8 bits.
+TABLE_8: dict[tuple[int, int], Block] = {}
+
+
 def choose(n: int, k: int, halves: int, dtype: torch.dtype, limits: Limits) -> Block:
-    """The block for a weight [n, k] used whole (halves 1) or by `linear_swiglu` (halves 2).
+    """The block for a weight [n, k] in dtype: used whole (halves 1), by `linear_swiglu` (2).
 
     From the table, else 128 rows a program (64 where that leaves multiprocessors idle) and as
     many shares of K as give every multiprocessor about one program, each with 8 steps or more.
@@ -91,10 +101,13 @@ def choose(n: int, k: int, halves: int, dtype: torch.dtype, limits: Limits) -> B
         programs = triton.cdiv(n // halves, rows)
         splits = 1 if halves == 2 else max(1, min(limits.processors // programs, k // (8 * 64)))
         block = Block(rows, 64, splits, stages=5)
+    if dtype == KIND:
+        block = TABLE_8.get((n, k)) or Block(64, 128, stages=4)
     block = block or Block(64, 32, stages=3)
+    row = max(dtype.itemsize, 2)  # of x, an element
 
     def size(b: Block) -> int:
-        return b.stages * (b.k * (halves * b.n + 32) * dtype.itemsize + 16)
+        return b.stages * (b.k * (halves * b.n * dtype.itemsize + 32 * row) + 16)
 
     while size(block) > limits.shared and block.stages > 2:
         block = replace(block, stages=block.stages - 1)
@@ -106,8 +119,13 @@ def choose(n: int, k: int, halves: int, dtype: torch.dtype, limits: Limits) -> B
 _choice = lru_cache(maxsize=256)(choose)
 
 
-def _chosen(x: Tensor, weight: Tensor, halves: int = 1) -> Block:
-    return _choice(*weight.shape, halves, x.dtype, limits_of(x.device))
+def _parts(weight: Weight) -> tuple[Tensor, Tensor | None]:
+    """Its values and their scale, None for one."""
+    return (weight.values, weight.scale) if isinstance(weight, Scaled) else (weight, None)
+
+
+def _chosen(x: Tensor, weight: Weight, halves: int = 1) -> Block:
+    return _choice(*weight.shape, halves, _parts(weight)[0].dtype, limits_of(x.device))
 
 
 def pack(weight: Tensor) -> Tensor:
@@ -127,26 +145,30 @@ def _aligned(x: Tensor) -> bool:
     return x.data_ptr() % 16 == 0 and x.stride(0) * x.element_size() % 16 == 0
 
 
-def _checked(x: Tensor, weight: Tensor) -> Tensor:
+def _checked(x: Tensor, weight: Weight) -> Tensor:
     """x with contiguous K; raises ValueError if it and the weight do not fit."""
     if x.shape[0] > MAX_STEP_ROWS:  # a prompt, which a library's product serves better
         raise ValueError(f"{x.shape[0]} rows, at most {MAX_STEP_ROWS} have kernels: use torch.mm")
     if x.shape[1] != weight.shape[1]:
         raise ValueError(f"rows of {x.shape[1]} values for a weight of {weight.shape[1]} columns")
-    if x.dtype != weight.dtype:
+    if isinstance(weight, Tensor) and x.dtype != weight.dtype:
         raise ValueError(f"rows in {x.dtype} for a weight in {weight.dtype}")
     return x if x.stride(1) == 1 else x.contiguous()
 
 
-def _stages(block: Block, tall: int, halves: int) -> int:
-    """As many tiles in flight as fit where `stages` of them fit at 32 rows."""
-    weight = halves * block.n
-    return max(2, min(block.stages, block.stages * (weight + 32) // (weight + tall)))
+def _stages(block: Block, tall: int, halves: int, row: int, itemsize: int) -> int:
+    """As many tiles in flight as fit where `stages` of them fit at 32 rows.
+
+    row, itemsize: bytes of an element of x and of the weight.
+    """
+    weight = halves * block.n * itemsize
+    return max(2, min(block.stages, block.stages * (weight + 32 * row) // (weight + tall * row)))
 
 
-def _launch(x: Tensor, weight: Tensor, out: Tensor, block: Block, halves: int) -> None:
+def _launch(x: Tensor, weight: Weight, out: Tensor, block: Block, halves: int) -> None:
     """out = the product of x and the weight, or of its halves by `swiglu`."""
     rows, width = x.shape
+    weight, scale = _parts(weight)
     n, tall = weight.shape[0] // halves, _row_block(rows)
     grid = (triton.cdiv(rows, tall), triton.cdiv(n, block.n), block.splits)
     limits, aligned = limits_of(x.device), _aligned(x) and _aligned(weight)
@@ -154,10 +176,10 @@ def _launch(x: Tensor, weight: Tensor, out: Tensor, block: Block, halves: int) -
     options = dict(
         ROWS=tall, BLOCK_N=block.n, BLOCK_K=block.k, num_warps=block.warps, **_start(pdl)
     )
-    stages = _stages(block, tall, halves)
+    stages = _stages(block, tall, halves, x.element_size(), weight.element_size())
     x_view = (x, [rows, width], [x.stride(0), 1], [tall, block.k])
     w_view = (weight, list(weight.shape), [width, 1], [block.n, block.k])
-    if block.hopper and aligned and x.dtype == torch.bfloat16 and limits.hopper:
+    if block.hopper and aligned and weight.dtype == torch.bfloat16 and limits.hopper:
         views = [
             HopperDescriptor(*v, gl.NVMMASharedLayout.get_default_for(v[3], gl.bfloat16))
             for v in (x_view, w_view)
@@ -170,7 +192,7 @@ def _launch(x: Tensor, weight: Tensor, out: Tensor, block: Block, halves: int) -
     sources = (TensorDescriptor(*x_view), TensorDescriptor(*w_view)) if aligned else (x, weight)
     kernel = linear_kernel if halves == 1 else swiglu_kernel
     kernel[grid](
-        *sources, out, rows, n, width, x.stride(0),
+        *sources, scale, out, rows, n, width, x.stride(0),
         TMA=aligned,
         EVEN=width % block.k == 0,
         PDL=pdl,
@@ -180,7 +202,7 @@ def _launch(x: Tensor, weight: Tensor, out: Tensor, block: Block, halves: int) -
     )  # fmt: skip
 
 
-def _product(x: Tensor, weight: Tensor, block: Block, dtype: torch.dtype) -> Tensor:
+def _product(x: Tensor, weight: Weight, block: Block, dtype: torch.dtype) -> Tensor:
     """[rows, N] in dtype, or partial sums float32 [splits, rows, N]."""
     shape = (x.shape[0], weight.shape[0])
     if block.splits > 1:
@@ -191,7 +213,7 @@ def _product(x: Tensor, weight: Tensor, block: Block, dtype: torch.dtype) -> Ten
 
 
 def linear(
-    x: Tensor, packed: Tensor, out_dtype: torch.dtype | None = None, block: Block | None = None
+    x: Tensor, packed: Weight, out_dtype: torch.dtype | None = None, block: Block | None = None
 ) -> Tensor:
     """x [rows, K], packed [N, K] -> [rows, N] in out_dtype (x's), rounded once from float32.
 
@@ -211,7 +233,7 @@ def linear(
     return total
 
 
-def linear_swiglu(x: Tensor, packed: Tensor, block: Block | None = None) -> Tensor:
+def linear_swiglu(x: Tensor, packed: Weight, block: Block | None = None) -> Tensor:
     """x [rows, K], packed [2 F, K] (gate, then up) -> silu(gate) * up, [rows, F]."""
     x = _checked(x, packed)
     out = torch.empty(x.shape[0], packed.shape[0] // 2, dtype=x.dtype, device=x.device)
@@ -225,7 +247,7 @@ def _norm_options(x: Tensor) -> dict:
 
 
 def linear_add_norm(
-    residual: Tensor, x: Tensor, packed: Tensor, norm: Norm, block: Block | None = None
+    residual: Tensor, x: Tensor, packed: Weight, norm: Norm, block: Block | None = None
 ) -> tuple[Tensor, Tensor]:
     """residual [rows, N] + x @ packed^T, rounded once, and its RMSNorm; both in x's dtype."""
     x, residual, (rows, width) = _checked(x, packed), residual.contiguous(), residual.shape

@@ -11,6 +11,10 @@ Bits: an output element is one chain over k in steps of BLOCK_K, within its shar
 (splits) are added in order by the kernels that read the partial sums. Neither depends on the row
 count, which only sets the narrow side of the instruction and a mask.
 
+A weight may be 8-bit floats with a scale a row (lumotree.ops.eight_bits): widened to float16 as
+it is multiplied, scaled in the float32 sum. Rows of bfloat16 become float16 too, which holds them
+but for values beyond 65504; these make NaN, which drafting survives.
+
 Early start (PDL): a kernel lets the next one begin, a product when its loads are done, and waits
 for the one in front before it touches anything that kernels write.
 """
@@ -41,6 +45,11 @@ def _tile(source, row0, k, N, K, stride, ROWS: tl.constexpr, BLOCK_K: tl.constex
 @triton.jit
 def _dot(weight, tile, acc, WIDE: tl.constexpr):
     """acc + weight tile^T; WIDE: for the interpreter, whose products know no bfloat16."""
+    if weight.dtype == tl.float8e4nv:
+        if tile.dtype == tl.float32:
+            weight = weight.to(tl.float32)
+        else:
+            weight, tile = weight.to(tl.float16), tile.to(tl.float16)
     if WIDE:
         weight, tile = weight.to(tl.float32), tile.to(tl.float32)
     return tl.dot(weight, tl.trans(tile), acc, input_precision="ieee")
@@ -50,6 +59,7 @@ def _dot(weight, tile, acc, WIDE: tl.constexpr):
 def linear_kernel(
     x,  # [rows, K] or its descriptor, with stride `stride` between rows
     w,  # [N, K] or its descriptor
+    scale_ptr,  # None, or float32 [N] that w's rows are to be multiplied with
     out_ptr,  # [rows, N], or partial sums float32 [splits, rows, N]
     rows,
     N,
@@ -80,6 +90,8 @@ def linear_kernel(
     if PDL:
         gdc_launch_dependents()
     n = row0 + tl.arange(0, BLOCK_N)
+    if scale_ptr is not None:
+        acc *= tl.load(scale_ptr + n, mask=n < N, other=0.0)[:, None]
     row = x0 + tl.arange(0, ROWS)
     to = out_ptr + split.to(tl.int64) * rows * N + row[None, :] * N + n[:, None]
     tl.store(to, acc.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None] & (row < rows)[None, :])
@@ -89,6 +101,7 @@ def linear_kernel(
 def swiglu_kernel(
     x,  # as in linear_kernel
     w,  # [2 F, K]: rows of the gate, then of the up projection
+    scale_ptr,  # None, or float32 [2 F]
     out_ptr,  # [rows, F]
     rows,
     N,  # F
@@ -119,10 +132,13 @@ def swiglu_kernel(
     if PDL:
         gdc_launch_dependents()
     dtype: tl.constexpr = out_ptr.dtype.element_ty
+    n = row0 + tl.arange(0, BLOCK_N)
+    if scale_ptr is not None:
+        gate *= tl.load(scale_ptr + n, mask=n < N, other=0.0)[:, None]
+        up *= tl.load(scale_ptr + N + n, mask=n < N, other=0.0)[:, None]
     gate = gate.to(dtype).to(tl.float32)
     silu = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
     out = (silu * up.to(dtype).to(tl.float32)).to(dtype)
-    n = row0 + tl.arange(0, BLOCK_N)
     row = x0 + tl.arange(0, ROWS)
     to = out_ptr + row[None, :] * N + n[:, None]
     tl.store(to, out, mask=(n < N)[:, None] & (row < rows)[None, :])

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lumotree.ops.eight_bits import Scaled
 from lumotree.tree import MAX_ROWS
 
 # Prefix keys are summed in blocks of this many absolute positions. One BLAS call sums a block
@@ -48,6 +49,11 @@ def pack(weight: Tensor) -> Tensor:
 def first(packed: Tensor, outputs: int) -> Tensor:
     """The first outputs of a packed weight alone, sharing its memory."""
     return packed[:, :outputs]
+
+
+def narrow_weight(packed: Tensor) -> Tensor:
+    """A packed weight as its 8-bit form would have it, in the dtype it had; see eight_bits."""
+    return pack(Scaled.of(packed.t()).wide(packed.dtype))
 
 
 def pad_rows(x: Tensor, rows: int) -> Tensor:

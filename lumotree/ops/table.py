@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ class Table(Protocol):
 
     def first(self, packed: Tensor, outputs: int) -> Tensor:
         """The first outputs of a packed weight alone, sharing its memory."""
+
+    def narrow_weight(self, packed: Tensor) -> Any:
+        """A packed weight in 8 bits, for steps alone: not for a prompt's many rows."""
 
     def linear(self, x: Tensor, packed: Tensor) -> Tensor: ...
 

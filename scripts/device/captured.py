@@ -26,6 +26,8 @@ ARMS = {
     "lumotree separate selection": DecoderConfig(selection="separate"),
     "lumotree inline operands": DecoderConfig(operands="inline"),
     "lumotree draft vocabulary": DecoderConfig(draft_vocab=4096),
+    "mtp-5 fp8": DecoderConfig("chain-5", 5, False, draft_weights="fp8"),
+    "lumotree fp8": DecoderConfig(draft_weights="fp8"),
     "lumotree 3 passes": DecoderConfig(passes=3),
 }
 PROTOCOL = dict(temperature=0.6, top_p=0.95, top_k=20, presence_penalty=1.0, seed=7)

@@ -47,6 +47,7 @@ def kernels(graph, timeline: bool = False) -> tuple[dict[str, list[float]], floa
     return dict(found), (end - spans[0][0]) / REPLAYS, busy / REPLAYS
 
 
+@torch.inference_mode()
 def show(name: str, decoder, out: Path, timeline: bool = False) -> None:
     """Prints and saves the profile of each stage of a decoder that has just decoded."""
     saved = {}

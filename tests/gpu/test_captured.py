@@ -54,6 +54,7 @@ def test_equal_bits_hold(engine):
         DecoderConfig(operands="inline"),
         DecoderConfig(first_passes=3),
         DecoderConfig(draft_vocab=1024),
+        DecoderConfig(draft_weights="fp8"),
         DecoderConfig("-1,0,0,1,1,3,2,6", 3),
         DecoderConfig(verify="native-path"),
     ],

@@ -25,6 +25,7 @@ ARMS = {
     "lumotree": DecoderConfig(),
     "passes 3/5": DecoderConfig(first_passes=3),
     "reduced vocabulary": DecoderConfig(draft_vocab=1024),
+    "drafts in 8 bits": DecoderConfig(draft_weights="fp8"),
 }
 SAMPLINGS = [
     dict(temperature=0.0),

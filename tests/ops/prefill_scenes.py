@@ -55,7 +55,8 @@ def exact_delta(query, key, value, g, beta, state):
 
 
 def delta():
-    for dtype, bound in {torch.float32: 5e-5, torch.bfloat16: 2e-3}.items():
+    # A device's tf32x3 products keep about 21 bits; the inverse for keys so alike loses some.
+    for dtype, bound in {torch.float32: 2e-4, torch.bfloat16: 2e-3}.items():
         for n, alike in ((1, False), (63, True), (130, True)):
             inputs = delta_inputs(n, dtype, alike)
             want, end = exact_delta(*inputs)

@@ -20,6 +20,7 @@ from lumotree.ops import reference
 pytest.importorskip("triton")
 
 from lumotree.ops import linear as ops  # noqa: E402
+from lumotree.ops.eight_bits import Scaled  # noqa: E402
 from lumotree.ops.linear import Block  # noqa: E402
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -105,6 +106,29 @@ def test_add_and_norm_meet_their_definitions(device, dtype, case):
     close(total, residual.double() + x.double() @ weight.double().t(), dtype)
     close(normed, reference.rms_norm(total, norm), dtype)
     assert torch.equal(ops.rms_norm(total, norm), normed)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", TYPES, ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("case", CASES, ids=lambda c: "x".join(map(str, c)))
+def test_weights_in_8_bits_are_multiplied_as_what_they_stand_for(device, dtype, case):
+    rows, n, k, splits = case
+    block = replace(BLOCK, splits=splits)
+    x, weight = draw((rows, k), dtype, device, 0), draw((n, k), dtype, device, 1, k**-0.5)
+    narrow = Scaled.of(weight)
+    stands_for = narrow.values.double() * narrow.scale.double()[:, None]
+    product = x.double() @ stands_for.t()
+    close(ops.linear(x, narrow, block=block), product, dtype)
+    close(ops.linear(x, narrow), product, dtype)
+    first = narrow.first(n - 7)
+    close(ops.linear(x, first, torch.float32, block), product[:, : n - 7], torch.float32, 2)
+    if splits == 1:
+        want = reference.swiglu(product.to(dtype).clone())
+        close(ops.linear_swiglu(x, narrow, block), want, dtype, 4)
+    residual = draw((rows, n), dtype, device, 2, 8)
+    norm = reference.Norm.of(torch.ones(n, device=device), 1e-6)
+    total, _ = ops.linear_add_norm(residual, x, narrow, norm, block)
+    close(total, residual.double() + product, dtype)
 
 
 @pytest.mark.parametrize("device", DEVICES)
