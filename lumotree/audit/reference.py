@@ -78,8 +78,10 @@ def sequential(
 def packed(decoder: Decoder, prefix: Prefix, cycles: Sequence[Cycle]) -> list[Boundary]:
     """Each cycle's tokens as a run of prompt tokens: the chunked kernels instead of the native
     update, other row counts, another order of every sum."""
-    run, state = open_slot(decoder, prefix, cycles[0].tokens[0])
     text = list(prefix.tokens)
+    state = decoder.reserve(len(text) + ROOM)
+    state.reset()  # no slot is opened: a captured decoder hands the draft head's rows on at once
+    prefill(decoder.model, state, text)
     found = []
     for cycle in cycles:
         start = state.length
