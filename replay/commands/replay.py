@@ -40,10 +40,10 @@ def replay(
         "lumotree (tree= a preset, a parent list or auto, passes= a number or 3/5, "
         "draft_vocab=, draft_weights=model|fp8, suffix=on|off, verify= a verifier of `bench gdn`, "
         "plan=; on a GPU also attention=grouped|stock, selection=fused|separate, "
-        "operands=prepared|inline), sglang-eagle, vllm-mtp, openai (url=, several joined by +; key= an environment "
-        "variable; model=; openai also api=completions|chat, extras=on|off). tree=auto is "
-        "calibrated before the first request, on requests that --limit leaves out where there "
-        "are any.",
+        "operands=prepared|inline), sglang-eagle, vllm-mtp, openai (url=, several joined by +; "
+        "key= an environment variable; model=; openai also api=completions|chat, "
+        "extras=on|off). tree=auto is calibrated before the first request, on requests that "
+        "--limit leaves out where there are any.",
     ),
     arm: list[str] = typer.Option(None, help="One arm spec; may be repeated."),
     model: str = typer.Option(

@@ -14,6 +14,7 @@ VALUES = {
     "selection": st.sampled_from(["fused", "separate"]),
     "operands": st.sampled_from(["prepared", "inline"]),
     "draft_vocab": st.integers(3, 10**8).map(str),
+    "draft_weights": st.sampled_from(["model", "fp8"]),
     "verify": st.sampled_from(["path-scan", "weaver", "tree-wy"]),
     "suffix": st.sampled_from(["on", "off"]),
     "url": st.sampled_from(
