@@ -21,7 +21,7 @@ MIN_VISITS = 2000
 MIN_EXPECTED = 5.0
 # Of a false alarm in a whole audit: shared equally by steps, and in a step by tested rows.
 ALPHA = 1e-3
-BATCH = 1000
+BATCH = 250
 # Positions between two walks of one seed; no walk is that deep.
 STRIDE = 64
 
