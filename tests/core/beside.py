@@ -1,5 +1,7 @@
 """Requests decoded beside each other, and what of their results must not depend on it."""
 
+import torch
+
 from lumotree.batch import Active
 
 
@@ -8,6 +10,7 @@ def facts(generation):
             generation.accepted_by_source)  # fmt: skip
 
 
+@torch.inference_mode()
 def decode_together(batch, prompts, samplings):
     """Each request enters one round after the one before it; rounds until all have ended."""
     waiting = list(enumerate(zip(prompts, samplings, strict=True)))
