@@ -152,23 +152,24 @@ def measure(case: Case, verifier: Verifier, poisoned: bool = False) -> Measured:
     published = states.new_empty(len(case.paths), *states.shape)
     for path, after in zip(case.paths, published, strict=True):
         states.copy_(case.states)
-        for name, buffer in kept.items():
-            verifier.buffers[name].copy_(buffer)
         if poisoned:
-            _poison(verifier, path)
+            _poison(verifier, kept, path)
         verifier.publish(states, path)
         verifier.flush(states)
         after.copy_(states)
     return Measured(outputs, published)
 
 
-def _poison(verifier: Verifier, path: Path) -> None:
-    on_path = set(path.rows[: int(path.count)].tolist())
-    off = [row for row in range(verifier.rows) if row not in on_path]
-    for buffer in verifier.buffers.values():
+def _poison(verifier: Verifier, kept: dict[str, Tensor], path: Path) -> None:
+    """Buffers as they were kept, but for NaN in the rows that are not on the path."""
+    on = sorted(set(path.rows[: int(path.count)].tolist()))
+    for name, buffer in verifier.buffers.items():
         # Buffers by row are [layers, rows, ...]; others belong to no row.
         if buffer.dim() > 2 and buffer.shape[:2] == (verifier.geometry.layers, verifier.rows):
-            buffer[:, off] = float("nan")
+            buffer.fill_(float("nan"))
+            buffer[:, on] = kept[name][:, on]
+        else:
+            buffer.copy_(kept[name])
 
 
 def compare(

@@ -6,6 +6,7 @@ equal on this machine the states too.
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +42,7 @@ CLOSE = 0.5
 SPARE = 64
 PROMPT_TOKENS = 320
 # Requests of the soak are short: it is their number that counts.
-REQUEST_TOKENS = (200, 16)
+REQUEST_TOKENS = (128, 16)
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,8 @@ class SoakBeside:
 @torch.inference_mode()
 def soak_job(job: dict[str, Any]) -> dict[str, Any]:
     """One part of a soak, in a process of its own: the fields of its checks, and its seconds."""
+    if job["part"] == "requests":
+        os.nice(5)  # the continuation takes longest: requests give way to it
     prompts = [Prompt(name, tuple(tokens)) for name, tokens in job["prompts"]]
     plan, engine = SoakPlan(**job["plan"]), load_engine(job)
     began, worked = time.perf_counter(), time.process_time()
