@@ -48,13 +48,13 @@ class CapturedDecoder(Decoder):
     def _enter(self, run: Run, state: HybridState, hidden: Tensor) -> None:
         super()._enter(run, state, hidden)
         self.clock.clear()
+        self.clock.start([run])
         self.forced = 0
         self.tree_step.rows.verifier.forget()
         self.request.enter(run, state.length)
         if self.uses_mtp:
             self.drafted.inputs.feed(state.mtp_hidden, run.tokens[-1])
             state.mtp_hidden = state.mtp_hidden[:0]
-            self.clock.start([run])
             self._launch_drafts()
 
     def propose(self, run: Run, state: HybridState) -> Proposal:

@@ -85,6 +85,15 @@ def test_stock_attention_decodes(engine, prompt):
     )
 
 
+@pytest.mark.parametrize("config", [AR, DecoderConfig()], ids=["ar", "lumotree"])
+def test_phases_are_booked(engine, prompt, config):
+    made = engine.decoder(config).generate(prompt, params())
+    phases = made.phases_ms
+    assert all(phases[name] > 0 for name in ("verify", "select", "publish"))
+    assert (phases["draft"] > 0) == (config != AR)
+    assert sum(phases.values()) <= (made.e2e_s - made.ttft_s) * 1e3 * 1.02
+
+
 def test_requests_do_not_mark_each_other(engine, prompt):
     """One slot serves requests of many lengths and samplings in turn."""
     decoder = engine.decoder(DecoderConfig())

@@ -17,6 +17,7 @@ from lumotree.batch import Active  # noqa: E402
 from lumotree.captured import batch as batch_module  # noqa: E402
 from lumotree.captured import decoder as decoder_module  # noqa: E402
 from lumotree.captured.batch import CapturedBatch  # noqa: E402
+from lumotree.captured.clock import START  # noqa: E402
 from lumotree.captured.decoder import CapturedDecoder  # noqa: E402
 from lumotree.captured.graphs import StepGraphs  # noqa: E402
 from lumotree.decoder import Decoder, DecoderConfig, Run  # noqa: E402
@@ -145,6 +146,21 @@ def forced():
     assert ends[0][0] == ends[1][0]
     for here, there in zip(ends[0][1], ends[1][1], strict=True):
         torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-4)
+
+
+def laps():
+    """Every stage is booked to the request that took it, drafts or none."""
+    seen: list[tuple[str, tuple[Run, ...]]] = []
+    decoder_module.Clock.lap = lambda clock, name: seen.append((name, clock.runs))
+    given = (load(), Letters())
+    config = DecoderConfig("root", 0, False)
+    decoder = CapturedDecoder(*given, config, RowRunner(given[0], "natural", 1))
+    for prompt in PROMPTS[:2]:
+        run, state = decoder.begin(prompt, SAMPLINGS[0])
+        decoder.step(run, state)
+        taken = [(name, runs) for name, runs in seen if name != START]
+        assert taken == [(name, (run,)) for name in ("verify", "select", "publish")], taken
+        seen.clear()
 
 
 if __name__ == "__main__":
