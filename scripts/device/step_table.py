@@ -39,12 +39,13 @@ def steps() -> list[str]:
 
         for arm in dict.fromkeys(row["arm"] for row in here):
             ms, idle = mean(arm, "ms_per_step"), mean(arm, "other")
+            booked = mean(arm, "verify") > 0
             # The first request of a decoder also compiles and captures.
             first = min(row["ttft_ms"] for row in here if row["arm"] == arm)
             cells = [prompt, arm, f"{ms:.2f}", f"{ms / mean('mtp-5', 'ms_per_step'):.3f}"]
             cells += [f"{mean(arm, 'tokens_per_step'):.2f}"]
-            cells += [f"{mean(arm, phase):.3f}" for phase in PHASES]
-            cells += [f"{idle / ms:.1%}", f"{first:.0f}"]
+            cells += [f"{mean(arm, phase):.3f}" if booked else "–" for phase in PHASES]
+            cells += [f"{idle / ms:.1%}" if booked else "–", f"{first:.0f}"]
             lines.append("| " + " | ".join(map(str, cells)) + " |")
     return lines
 
@@ -54,7 +55,7 @@ def exactness() -> list[str]:
     lines[0] += " recurrent | conv | keys and values |"
     lines.append("|" + "---|" * 7)
     total = Counter()
-    for name in ("exactness.json", "exactness-32k.json"):
+    for name in ("exactness.json", "exactness-32k.json", "exactness-2.json"):
         for case, counts in load(name)["cases"].items():
             total += Counter(counts)
             lines.append(_exact(case, counts))
@@ -79,6 +80,20 @@ def products() -> list[str]:
             lines.append(f"| {rows} | {chain['with_head'][0]:.2f} | {theirs:.2f} |")
     best = max(linear["read"].values())
     return [*lines, "", f"Fastest read-only kernel of the same run: {best:.2f} TB/s."]
+
+
+def products8() -> list[str]:
+    lines = [
+        "| product | N, K | bfloat16, ms | 8 bits, ms (best block) | TB/s |",
+        "|---|---|---|---|---|",
+    ]
+    found = load("linear8.json")
+    for name in dict.fromkeys(entry["shape"] for entry in found):
+        wide, *narrow = [entry for entry in found if entry["shape"] == name]
+        best = min((e for e in narrow if "ms" in e), key=lambda e: e["ms"])
+        cells = [name, f"{wide['n']}, {wide['k']}", f"{wide['ms']:.3f}", f"{best['ms']:.3f}"]
+        lines.append("| " + " | ".join([*cells, f"{best['tb_s']:.2f}"]) + " |")
+    return lines
 
 
 def prefill() -> list[str]:
@@ -125,8 +140,8 @@ def page() -> str:
         "",
         f"`{about['commands']['exactness']}`: each step of a lumotree decode done again row by row "
         "by autoregressive decoding over its own state, row mode `matched`. Accepted rows in every "
-        "step, all active rows in every eighth (sixth at 32k); states, histories and the whole "
-        "prefix of keys and values after every step.",
+        "step, all active rows in every sixth to twelfth; states, histories and the whole prefix "
+        "of keys and values after every step. The last three lines are a second run.",
         "",
         *exactness(),
         "",
@@ -137,6 +152,12 @@ def page() -> str:
         "## Matrix products and norms, 64 layers and lm_head in one graph",
         "",
         *products(),
+        "",
+        "## Products of the draft head with weights in 8 bits, one row",
+        "",
+        f"`{about['commands']['products8']}`: medians of graph replays, weights from memory.",
+        "",
+        *products8(),
         "",
         "## Prefill of 16,384 tokens",
         "",
