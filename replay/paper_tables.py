@@ -12,7 +12,12 @@ from replay.report.cells import Cell, Table, number, words
 from replay.report.view import RunView
 from replay.report.words import verdict_of
 
-DRAFTING_VARIANTS = ("lumotree:passes", "lumotree:draft_vocab", "lumotree:suffix")
+DRAFTING_VARIANTS = (
+    "lumotree:passes",
+    "lumotree:draft_vocab",
+    "lumotree:draft_weights",
+    "lumotree:suffix",
+)
 
 
 def replay_table(view: RunView) -> Table:

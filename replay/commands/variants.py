@@ -26,8 +26,8 @@ def variants(
         None,
         "--set",
         help="optimisations (attention=stock, selection=separate, operands=inline; needs a GPU) "
-        "or drafting (3 passes, 3 then 5, no suffix drafts, reduced draft vocabularies). Default: "
-        "both on a GPU, drafting without one.",
+        "or drafting (3 passes, 3 then 5, no suffix drafts, draft weights in 8 bits, reduced "
+        "draft vocabularies). Default: both on a GPU, drafting without one.",
     ),
     arm: list[str] = typer.Option(None, help="Arm specs in place of a set; may be repeated."),
     model: str = typer.Option("embedded", help="As `lumotree replay`."),
@@ -79,9 +79,10 @@ def chosen(name: str | None, model: str, device: str) -> tuple[str, ...]:
     from replay.variants import SETS, variant_set
 
     gpu = device != "cpu" and torch.cuda.is_available()
+    eight_bits = not gpu or torch.cuda.get_device_capability() >= (8, 9)
     names = [name] if name is not None else [s for s in SETS if gpu or s == "drafting"]
     vocab = open_source(model).config.vocab_size
-    specs = [spec for one in names for spec in variant_set(one, vocab)]
+    specs = [spec for one in names for spec in variant_set(one, vocab, eight_bits)]
     return tuple(dict.fromkeys(specs))
 
 
