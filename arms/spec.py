@@ -14,6 +14,7 @@ from lumotree.errors import ArmError, LumoTreeError
 MTP_DEPTHS = (1, 3, 5, 7)
 ALL = ("ar", "mtp-5", "lumotree", "sglang-eagle")
 MAX_PASSES = 16
+MAX_ROUND_ROWS = 512
 APIS = ("completions", "chat")
 # tree=auto: the tree that a calibration on this machine and corpus predicted to be fastest.
 AUTO = "auto"
@@ -146,6 +147,12 @@ def _count(where: str, value: str) -> int:
     return int(value)
 
 
+def _rows(where: str, value: str) -> int:
+    if not value.isascii() or not value.isdigit() or int(value) > MAX_ROUND_ROWS:
+        raise ArmError(f"{where} is '{value}'; it takes a number of rows, at most {MAX_ROUND_ROWS}")
+    return int(value)
+
+
 def _switch(where: str, value: str) -> bool:
     if value not in ("on", "off"):
         raise ArmError(f"{where} is '{value}'; it takes on or off")
@@ -213,6 +220,7 @@ DECODER_OPTIONS = {
     "passes": _passes,
     "draft_vocab": _count,
     "draft_weights": _one_of("model", "fp8"),
+    "round_rows": _rows,
     "verify": _verifier,
     "suffix": _switch,
     "plan": _word,

@@ -33,6 +33,8 @@ from lumotree.verifiers import verifier_class
 from lumotree.verifiers.base import Verifier
 
 _SLOT_STEP = 1024
+# On an H200 products of 32 rows cost 3 % more than of one row, of 64 rows 18 %, of 128 rows 53 %.
+ROUND_ROWS = 32
 EXACT_SCAN = "path-scan"
 # Each keeps buffers for the tree it serves, and which rows are active differs from step to step.
 MAX_VERIFIERS = 16
@@ -47,7 +49,8 @@ class DecoderConfig:
     candidates are the best of the first so many ids (0: of all). draft_weights: drafts read the
     model's own weights, or copies in 8 bits (fp8) that cost half the time. attention, selection and
     operands choose between a kernel and the torch operations in its place, where there are
-    kernels.
+    kernels. round_rows: there, several requests at once verify fewer rows each, down to the MTP
+    chain, so that a round has so many together (0: whole trees): tokens are the same either way.
     """
 
     tree: str = "hydra27"
@@ -60,6 +63,7 @@ class DecoderConfig:
     attention: str = "grouped"
     selection: str = "fused"
     operands: str = "prepared"
+    round_rows: int = ROUND_ROWS
 
 
 @dataclass

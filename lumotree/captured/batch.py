@@ -3,6 +3,8 @@
 A round is the captured decoder's step (lumotree.captured.decoder) over all requests at once. A
 graph reads from the device who sits where, so any requests can take a round together, and a
 number of them that has no graph takes the next larger one, whose places to spare are nobody's.
+Graphs of more requests have fewer rows of each (`DecoderConfig.round_rows`): what is drafted and
+not verified costs steps, never tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from lumotree.captured.draft import DraftInputs, candidates_of, is_sure
 from lumotree.captured.graphs import StepGraphs
 from lumotree.captured.step import RequestBuffers
 from lumotree.decoder import Decoder, DecoderConfig, Run
-from lumotree.draft.plan import Proposal, fill
+from lumotree.draft.plan import Proposal, draft_plan, fill
 from lumotree.errors import LumoTreeError, RequestError
 from lumotree.model.hybrid import HybridModel
 from lumotree.model.runner import MATCHED_ROWS, RowRunner
@@ -59,15 +61,17 @@ class CapturedBatch:
     ) -> None:
         tree = tree_from_name(config.tree)
         active_tree, _ = tree.restrict(tree.default_active)
-        padded = runner.padded(len(active_tree))
-        if seats * padded > MAX_STEP_ROWS:
+        cuts = {size: _cut(config, runner, size) for size in _sizes(seats)}
+        # Rows of the fullest round.
+        self.rows = max(size * runner.padded(sum(cut)) for size, cut in cuts.items())
+        if self.rows > MAX_STEP_ROWS:
+            each = runner.padded(sum(cuts[seats]))
             raise LumoTreeError(
-                f"{seats} requests of {padded} rows are more than the {MAX_STEP_ROWS} rows of a "
-                "step",
-                f"serve at most {MAX_STEP_ROWS // padded} at once",
+                f"{seats} requests of {each} rows are more than the {MAX_STEP_ROWS} rows of a step",
+                f"serve at most {MAX_STEP_ROWS // each} at once",
             )
         model.reserve(context)
-        self.model, self.padded = model, padded
+        self.model = model
         self.room = context
         self.clock = Clock(model.device)
         self.decoders = [
@@ -87,8 +91,10 @@ class CapturedBatch:
             self.request = RequestBuffers(model.config.vocab_size, model.device, seats)
             self.inputs = DraftInputs(model, active_tree, seats) if self.uses_mtp else None
             pool = torch.cuda.graph_pool_handle() if model.device.type == "cuda" else None
-            given = (first, padded, self.buffers, self.request, self.inputs)
-            self.rounds = {size: StepGraphs(*given, size, pool) for size in _sizes(seats)}
+            given = (self.buffers, self.request, self.inputs)
+            self.rounds = {
+                size: StepGraphs(first, cut, *given, size, pool) for size, cut in cuts.items()
+            }
         except torch.OutOfMemoryError as error:
             raise LumoTreeError(
                 f"{model.device} has no memory for {seats} requests of {context} tokens",
@@ -223,6 +229,17 @@ class CapturedBatch:
 def _sizes(seats: int) -> list[int]:
     """Powers of two below, and the number itself."""
     return [*(1 << i for i in range(seats.bit_length()) if 1 << i < seats), seats]
+
+
+def _cut(config: DecoderConfig, runner: RowRunner, requests: int) -> tuple[bool, ...]:
+    """The most rows of the tree with which a round of so many requests stays within
+    `round_rows`; the fewest where none does."""
+    plan = draft_plan(tree_from_name(config.tree), config.passes)
+    if requests == 1 or not config.round_rows:
+        return plan.cuts[0]
+    rows = {cut: requests * runner.padded(sum(cut)) for cut in plan.cuts}
+    fitting = [cut for cut in plan.cuts if rows[cut] <= config.round_rows]
+    return fitting[0] if fitting else min(plan.cuts, key=rows.get)
 
 
 class SeatDecoder(Decoder):

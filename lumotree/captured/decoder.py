@@ -37,7 +37,6 @@ class CapturedDecoder(Decoder):
         super().__init__(*args)
         model = self.model
         self.active_tree, self.kept = self.tree.restrict(self.tree.default_active)
-        self.padded = self.runner.padded(len(self.active_tree))
         self.request = RequestBuffers(model.config.vocab_size, model.device)
         self.clock = Clock(model.device)
         self.drafted: DraftPasses | None = None
@@ -172,7 +171,8 @@ class CapturedDecoder(Decoder):
             cache.values.zero_()
         inputs = DraftInputs(model, self.active_tree) if self.uses_mtp else None
         self.request.length.zero_()
-        self.graphs = StepGraphs(self, self.padded, state.buffers, self.request, inputs)
+        active = self.tree.default_active
+        self.graphs = StepGraphs(self, active, state.buffers, self.request, inputs)
         self.tree_step, self.drafted = self.graphs.step, self.graphs.drafted
         self.request.generated.zero_()
 

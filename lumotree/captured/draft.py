@@ -67,7 +67,10 @@ class DraftPasses:
     ) -> None:
         self.drafter, self.step, self.inputs = drafter, step, inputs
         self.passes, self.vocab = passes, vocab
-        device, seats, steps = model.device, step.upload.seats, inputs.steps
+        device, seats = model.device, step.upload.seats
+        # Rows of a request's refill: the longest path of this step, which may be less than a
+        # place of the inputs holds.
+        self.steps = steps = step.selector.depth + 1
         self.seats, places = seats, inputs.count.shape[0]
         requests = 1 if seats is None else seats.numel()
         kind = dict(dtype=torch.int32, device=device)
@@ -107,7 +110,8 @@ class DraftPasses:
         torch.sub(length + 1, inputs.count, out=self.start)
         torch.add(self.ahead, length, out=self.slots)
         tokens, hidden, count = (
-            self._of_requests(x) for x in (inputs.tokens, inputs.hidden, inputs.count)
+            self._of_requests(x)
+            for x in (inputs.tokens[:, : self.steps], inputs.hidden[:, : self.steps], inputs.count)
         )
         out = self.drafter.draft_forward(tokens.flatten(), hidden.flatten(0, 1), self.refill_rows)
         self._passes(1, self.first, out.index_select(0, self.rows + (count - 1).clamp(min=0)))

@@ -19,14 +19,14 @@ class StepGraphs:
     With `requests`, of so many at once, and the buffers have seats. result int32 [requests, ...]
     and candidates int32 [requests, passes, 5] are the host's copies of `Selector.results` and
     `DraftPasses.results`, filled behind the launches. launches: the graphs by name; "draft" with
-    an MTP head alone, and "more" where its last passes are a graph of their own. kept: the row of
-    the decoder's tree behind each row of `tree`.
+    an MTP head alone, and "more" where its last passes are a graph of their own. active: which
+    rows of the decoder's tree the step has, kept: the row there behind each row of `tree`.
     """
 
     def __init__(
         self,
         decoder: Decoder,
-        padded: int,
+        active: tuple[bool, ...],
         buffers: StateBuffers,
         request: RequestBuffers,
         inputs: DraftInputs | None,
@@ -34,8 +34,9 @@ class StepGraphs:
         pool=None,
     ) -> None:
         model, config, device = decoder.model, decoder.config, decoder.model.device
-        tree, self.kept = decoder.tree.restrict(decoder.tree.default_active)
-        self.tree, self.padded = tree, padded
+        tree, self.kept = decoder.tree.restrict(active)
+        self.left_out = [row for row, kept in enumerate(active) if not kept]
+        self.tree, self.padded = tree, (padded := decoder.runner.padded(len(tree)))
         self.upload = upload = Upload(padded, device, requests)
         rows = StepRows(
             model,
@@ -87,7 +88,10 @@ class StepGraphs:
             self.candidates.copy_(self.drafted.results, non_blocking=True)
 
     def put(self, place: int, proposal: Proposal) -> None:
-        """A proposal for the next `upload.send`, at the place of its request."""
+        """A proposal for the next `upload.send`, at the place of its request; loses the rows that
+        this step has not."""
+        for row in self.left_out:
+            proposal.drop(row)
         tokens = [proposal.tokens[row] for row in self.kept]
         self.upload.put(place, tokens, [proposal.active[row] for row in self.kept])
 

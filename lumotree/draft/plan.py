@@ -29,6 +29,18 @@ class DraftPlan:
     tail: tuple[int, ...]
     rescues: tuple[tuple[int, ...], ...]  # runner-up row, then the chain below it
 
+    @property
+    def cuts(self) -> tuple[tuple[bool, ...], ...]:
+        """Masks of ever fewer rows: all that are used, the path to the end of the tail, and its
+        MTP rows alone."""
+        spine = (0, *(rows[0] for rows in self.mtp))
+        masks = [self.tree.default_active]
+        for kept in ((*spine, *self.tail), spine):
+            mask = tuple(row in kept for row in range(len(self.tree)))
+            if 1 < sum(mask) < sum(masks[-1]):
+                masks.append(mask)
+        return tuple(masks)
+
 
 @dataclass
 class Proposal:
@@ -46,6 +58,9 @@ class Proposal:
     def root_only(cls, tree: TreeDescriptor, pending: int) -> Proposal:
         n = len(tree)
         return cls(tree, [pending] + [0] * (n - 1), [True] + [False] * (n - 1), [None] * n)
+
+    def drop(self, row: int) -> None:
+        self.active[row], self.source[row] = False, None
 
     def put(self, row: int, token: int, source: str) -> None:
         self.tokens[row], self.active[row], self.source[row] = token, True, source

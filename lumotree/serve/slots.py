@@ -139,10 +139,10 @@ def _captured_slots(
         batch = CapturedBatch(
             engine.model, engine.tokenizer, config, engine.runner, active, context
         )
-    rows = batch.padded
     if engine.row_multiple is not None:  # tokens are promised to be those of a request alone
+        rows = -(-batch.rows // active)
         known = probe_rows(engine.model, rows, rows, active)
-        if known < active * rows:
+        if known < batch.rows:
             raise LumoTreeError(
                 f"products of more than {known} rows have other bits on this device",
                 f"serve with --active {known // rows}",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -50,7 +52,9 @@ def requests(engine, count):
     return prompts, samplings
 
 
-def seats(engine, config, count):
+def seats(engine, config, count, round_rows=0):
+    """Whole trees, unless rounds are to be cut: then steps depend on who else is there."""
+    config = replace(config, round_rows=round_rows)
     return make_slots(engine, config, count, CONTEXT, PrefixStore()).batch
 
 
@@ -62,6 +66,19 @@ def test_every_request_answers_what_it_answers_alone(engine, config, count):
     single = engine.decoder(config)
     alone = [facts(single.generate(p, s)) for p, s in zip(prompts, samplings, strict=True)]
     assert decode_together(seats(engine, config, count), prompts, samplings) == alone
+
+
+@pytest.mark.parametrize("count", [2, 5, 16, 24])
+@pytest.mark.parametrize("name", ["lumotree", "passes 3/5"])
+def test_rounds_of_fewer_rows_answer_the_same(engine, name, count):
+    prompts, samplings = requests(engine, count)
+    single = engine.decoder(ARMS[name])
+    alone = [single.generate(p, s).token_ids for p, s in zip(prompts, samplings, strict=True)]
+    batch = seats(engine, ARMS[name], count, round_rows=32)
+    most = {size: len(captured.tree) for size, captured in batch.rounds.items()}
+    assert most[1] == 28 and most[2] == 12 and most[count] == (12 if count == 2 else 6)
+    made = [answer[0] for answer in decode_together(batch, prompts, samplings)]
+    assert made == alone
 
 
 def test_seats_are_used_again(engine):

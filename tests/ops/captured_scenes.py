@@ -121,6 +121,31 @@ def together():
     assert verified == {1, 2, 4} and ("more", 4) in sizes, sizes
 
 
+def cut():
+    """Several requests verify fewer rows each than one, and answer what each does alone."""
+    config = DecoderConfig("-1,0,1,2,0,3", 2, True, round_rows=8)
+    given = (load(), Letters(), config)
+    given = (*given, RowRunner(given[0], "natural", 1))
+    single = CapturedDecoder(*given)
+    alone = [single.generate(PROMPTS[n], SAMPLINGS[n]).token_ids for n in (1, 2)]
+    batch = CapturedBatch(*given, 2, 24)
+    kept = {size: captured.kept for size, captured in batch.rounds.items()}
+    # The path to the end of the tail has five rows: two of them are too many.
+    assert kept == {1: (0, 1, 2, 3, 4, 5), 2: (0, 1, 2)}, kept
+    assert batch.rounds[2].drafted.steps == 3
+    active = []
+    for number, seat in ((1, 1), (2, 0)):
+        decoder = batch.decoders[seat]
+        active.append(Active(decoder, *decoder.begin(PROMPTS[number], SAMPLINGS[number])))
+    for _ in range(2):
+        before = [a.run.drafted for a in active]
+        assert batch.step(active) == {}
+        assert all(a.run.drafted - b <= 2 for a, b in zip(active, before, strict=True))
+    while going := [a for a in active if a.run.finish_reason is None]:
+        assert batch.step(going) == {}
+    assert [a.decoder.finish(a.run).token_ids for a in active] == alone
+
+
 def forced():
     """Paths that an audit publishes leave every surface, the draft head's too, as the torch
     definition leaves it, near enough: it sums in another order."""

@@ -10,4 +10,6 @@ from tests.ops.running import needs_triton, run_scenes
 
 @needs_triton
 def test_in_the_interpreter():
-    run_scenes("captured_scenes.py", "cpu", "together", "forced", "laps", TRITON_INTERPRET="1")
+    run_scenes(
+        "captured_scenes.py", "cpu", "together", "cut", "forced", "laps", TRITON_INTERPRET="1"
+    )

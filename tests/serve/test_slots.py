@@ -41,7 +41,7 @@ def test_seats_of_captured_rounds(monkeypatch, free, known, says):
     from lumotree.captured import batch
     from lumotree.decoder import DecoderConfig
 
-    made = SimpleNamespace(padded=8, decoders=[SimpleNamespace() for _ in range(3)])
+    made = SimpleNamespace(rows=24, decoders=[SimpleNamespace() for _ in range(3)])
     monkeypatch.setattr(batch, "CapturedBatch", lambda *given: made)
     monkeypatch.setattr(slots, "free_bytes", lambda device: free * MIB)
     monkeypatch.setattr(slots, "probe_rows", lambda *given: known)
