@@ -113,7 +113,9 @@ def choose(n: int, k: int, halves: int, dtype: torch.dtype, limits: Limits) -> B
     if dtype == KIND:
         shares = min(3 * limits.processors // triton.cdiv(n, 64), k // 1024)
         splits = max(1, shares) if halves == 1 else 1
-        block = TABLE_8.get((n, k)) or Block(64, 128, splits, stages=4)
+        # Without Hopper's instructions the widened tile takes registers: a small one.
+        wide = Block(64, 128, splits, stages=4) if limits.hopper else Block(64, 64, splits)
+        block = (TABLE_8.get((n, k)) if limits.hopper else None) or wide
     block = block or Block(64, 32, stages=3)
     row = max(dtype.itemsize, 2)  # of x, an element
 
@@ -200,11 +202,13 @@ def _launch(x: Tensor, weight: Weight, out: Tensor, block: Block, halves: int) -
             HALVES=halves, STAGES=stages, EARLY=block.early, **options,
         )  # fmt: skip
         return
-    sources = (TensorDescriptor(*x_view), TensorDescriptor(*w_view)) if aligned else (x, weight)
+    # Before Hopper descriptors become loads into registers, and no tile is on its way ahead.
+    blocks = aligned and (pdl or bool(triton.knobs.runtime.interpret))
+    sources = (TensorDescriptor(*x_view), TensorDescriptor(*w_view)) if blocks else (x, weight)
     kernel = linear_kernel if halves == 1 else swiglu_kernel
     kernel[grid](
         *sources, scale, out, rows, n, width, x.stride(0),
-        TMA=aligned,
+        TMA=blocks,
         EVEN=width % block.k == 0,
         PDL=pdl,
         WIDE=bool(triton.knobs.runtime.interpret),
