@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -72,6 +73,17 @@ class AuditOptions:
     def needs_model(self) -> bool:
         return self.faults or self.audits != ("component",)
 
+    @property
+    def soak_plan(self) -> soak.SoakPlan:
+        return soak.SoakPlan.quick() if self.quick else soak.SoakPlan()
+
+    @property
+    def soak_beside(self) -> bool:
+        """Whether the soak runs in processes of its own, beside the other audits and the faults."""
+        others = self.faults or len(self.audits) > 1
+        on_processor = _device_name(self.device) == "cpu"
+        return "soak" in self.audits and others and on_processor and self.soak_plan.side_by_side
+
 
 def run_audits(
     options: AuditOptions,
@@ -112,16 +124,26 @@ def run_audits(
     power: list[WalkPower] = []
     for seed in range(options.seed, options.seed + options.seeds):
         constants = Constants(folder, seed)
-        for name in options.audits:
-            plan, checks = _audit(name, options, engine, prompts, device, seed, constants)
-            found.append(_finish(name, seed, plan, checks, note))
-            say(sentence(found[-1]))
-        if options.faults:
-            sensitivity = Sensitivity(engine, prompts, seed, _envelope(constants, seed))
-            detections += _planted(sensitivity, options, seed, say, note)
-            if "sampler" in options.audits and not options.quick:
-                note(f"what walks alone see, seed {seed}")
-                power += sensitivity.walk_power(sampler.SamplerPlan(walks=POWER_WALKS))
+        with _begin_soak(options, engine, prompts, seed) as beside:
+            for name in options.audits:
+                if name == "soak" and beside is not None:
+                    continue
+                plan, checks = _audit(name, options, engine, prompts, device, seed, constants)
+                found.append(_finish(name, seed, plan, checks, note))
+                say(sentence(found[-1]))
+            if options.faults:
+                sensitivity = Sensitivity(engine, prompts, seed, _envelope(constants, seed))
+                detections += _planted(sensitivity, options, seed, say, note)
+                if "sampler" in options.audits and not options.quick:
+                    note(f"what walks alone see, seed {seed}")
+                    power += sensitivity.walk_power(sampler.SamplerPlan(walks=POWER_WALKS))
+            if beside is not None:
+                note(f"soak, seed {seed}: in processes of its own")
+                entry = _finish("soak", seed, beside.plan, beside.checks(), note)
+                entry["seconds"] = round(beside.seconds, 3)
+                entry["cpu_seconds"] = round(beside.cpu_seconds, 3)
+                found.append(entry)
+                say(sentence(entry))
         missed = undetected(detections)
         result |= {
             "ended_at": datetime.now(UTC).isoformat(),
@@ -134,6 +156,15 @@ def run_audits(
         }
         save_audit(folder, result)  # after every seed: a long sweep may be cut short
     return result, folder
+
+
+def _begin_soak(
+    options: AuditOptions, engine: Engine | None, prompts: Sequence[Prompt], seed: int
+) -> AbstractContextManager[soak.SoakBeside | None]:
+    """The soak of a seed, begun; ended at the end of the `with`, however that comes."""
+    if not options.soak_beside:
+        return nullcontext()
+    return closing(soak.SoakBeside(engine, options.soak_plan, prompts, seed))
 
 
 def _planted(
@@ -185,7 +216,7 @@ def _audit(
     if name == "sampler":
         plan = sampler.SamplerPlan.quick() if options.quick else sampler.SamplerPlan()
         return plan, sampler.audit_sampler(engine, plan, prompts, seed)
-    plan = soak.SoakPlan.quick() if options.quick else soak.SoakPlan()
+    plan = options.soak_plan
     return plan, soak.audit_soak(engine, plan, prompts, seed)
 
 
@@ -222,12 +253,15 @@ def _load(options: AuditOptions) -> tuple[Engine, list[Prompt]]:
     from lumotree.engine import Engine
 
     corpus = load_corpus(Path(options.corpus))
+    threads = options.threads
+    if threads is None and options.soak_beside:  # two processes share the cores
+        threads = max(1, torch.get_num_threads() // 2)
     engine = Engine.load(
         options.model,
         dtype=options.dtype,
         device=options.device,
         rows=options.rows,
-        threads=options.threads,
+        threads=threads,
     )
     prompts = []
     for request in select(corpus.requests, PROMPTS):
@@ -245,14 +279,18 @@ def _device(options: AuditOptions, engine: Engine | None) -> torch.device:
         return engine.model.device
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    name = options.device
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+    name = _device_name(options.device)
     if name not in ("cpu", "cuda"):
         raise LumoTreeError(f"unknown device {name!r} in --device", "cpu, cuda or auto")
     if name == "cuda" and not torch.cuda.is_available():
         raise LumoTreeError("--device cuda: torch sees no CUDA device here", "use --device cpu")
     return torch.device(name)
+
+
+def _device_name(device: str) -> str:
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return device
 
 
 def _gpu(device: torch.device) -> dict[str, str]:

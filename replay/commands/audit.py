@@ -28,7 +28,10 @@ Model = typer.Option(
 Dtype = typer.Option("auto", help="auto, float32 or bfloat16.")
 Device = typer.Option("auto", help="auto, cpu or cuda.")
 Rows = typer.Option("natural", help="natural or matched: how rows are padded.")
-Threads = typer.Option(None, help="CPU threads; default: as torch chooses.")
+Threads = typer.Option(
+    None,
+    help="CPU threads of a process; default: as torch chooses, half of it with a soak beside.",
+)
 Corpus = typer.Option("corpora/first.jsonl", help="Where prompts come from.")
 Seed = typer.Option(0, help="Seed of operands, trees, paths and draws.")
 Seeds = typer.Option(1, help="How many seeds from --seed on: counts false alarms.")

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from lumotree.audit import component as component_module
+from lumotree.audit import soak as soak_module
 from lumotree.audit.component import ComponentPlan
-from lumotree.audit.faults import fault
-from lumotree.audit.soak import SoakPlan
+from lumotree.audit.faults import base, fault
+from lumotree.audit.soak import SoakBeside, SoakPlan
+from lumotree.ops.gdn import GEOMETRIES
 from replay import auditfile
 from replay.audit import AuditOptions
 from replay.audittables import fault_rows, figure, verdict, walk_power
@@ -104,6 +107,80 @@ def test_a_failed_audit_is_exit_code_1(soak):
     assert done.exit_code == 1 and "Failed: soak (seed 0)." in done.stdout
     found = auditfile.load_audit(out / "audit.json")
     assert not found["passed"] and found["audits"][0]["failures"][0]["reason"]
+
+
+@pytest.fixture
+def small(corpus, speaking, tmp_path, monkeypatch):
+    """Options of a whole audit of small sizes whose soak runs beside the rest."""
+    component = ComponentPlan(GEOMETRIES["tiny"], "-1,0,0,1", (1, 1), processes=1)
+    monkeypatch.setattr(ComponentPlan, "quick", classmethod(lambda cls, device: component))
+    monkeypatch.setattr(SoakPlan, "quick", classmethod(lambda cls: cls(24, 4, 24)))
+    # Two audits are enough: the soak, and one that it runs beside.
+    monkeypatch.setattr(base, "AUDITS", ("component", "soak"))
+    out = tmp_path / "out"
+    options = ("--model", speaking, "--device", "cpu", "--corpus", corpus, "--out", out)
+    return out, ("all", *options, "--quick", "--no-faults", "--threads", "1")
+
+
+def soak_entry(out):
+    found = auditfile.load_audit(out / "audit.json")
+    assert [entry["audit"] for entry in found["audits"]] == ["component", "soak"]
+    return found["audits"][1]
+
+
+def test_a_soak_beside_finds_what_a_soak_in_the_process_finds(small, monkeypatch):
+    out, arguments = small
+    done = call(*arguments)
+    assert done.exit_code == 0, done.output
+    beside = soak_entry(out)
+    monkeypatch.setattr(
+        SoakPlan, "quick", classmethod(lambda cls: cls(24, 4, 24, side_by_side=False))
+    )
+    again = call(*arguments)
+    assert again.exit_code == 0, again.output
+    here = soak_entry(out)
+    assert sorted(beside["lines"], key=str) == sorted(here["lines"], key=str)
+    assert beside["passed"] and beside["seconds"] > 0 and beside["cpu_seconds"] > 0
+    told = [text.splitlines()[1].split(" checks in ")[0] for text in (done.stderr, again.stderr)]
+    assert told[0] == told[1] == "soak, seed 0: 6/6"
+
+
+def test_a_soak_beside_that_crashes_fails_the_audit(small, monkeypatch):
+    out, arguments = small
+    monkeypatch.setattr(soak_module, "same_engine", lambda engine: {"model": "nowhere"})
+    done = call(*arguments)
+    assert done.exit_code == 1 and "Failed: soak (seed 0)." in done.stdout
+    failures = soak_entry(out)["failures"]
+    assert [failure["check"] for failure in failures] == ["long continuation", "requests"]
+    assert all("nowhere" in failure["reason"] for failure in failures)
+    assert "nowhere" in done.stdout
+
+
+def test_an_interrupted_audit_ends_its_soak(small, monkeypatch):
+    made = []
+
+    class Watched(SoakBeside):
+        def __init__(self, *given):
+            super().__init__(*given)
+            made.append(self)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(soak_module, "SoakBeside", Watched)
+    monkeypatch.setattr(component_module, "audit_component", interrupted)
+    assert call(*small[1]).exit_code == 130
+    (beside,) = made
+    running = [p for part in beside._parts.values() for p in part._running]
+    assert len(running) == 2 and all(p.poll() is not None for p in running)
+
+
+def test_the_soak_runs_beside_others_on_a_processor():
+    assert AuditOptions(device="cpu").soak_beside
+    assert not AuditOptions(device="cuda").soak_beside
+    assert not AuditOptions(device="cpu", quick=True).soak_beside
+    assert not AuditOptions(("soak",), device="cpu").soak_beside
+    assert AuditOptions(("soak",), device="cpu", faults=True).soak_beside
 
 
 def test_planted_faults_are_in_the_files(soak):
