@@ -1,11 +1,19 @@
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from lumotree.audit import component
 from lumotree.audit.check import lines
-from lumotree.audit.component import ComponentPlan, audit_component, equal_rows, paired_rule
+from lumotree.audit.component import (
+    ComponentPlan,
+    Measured,
+    audit_component,
+    compare,
+    equal_rows,
+    paired_rule,
+)
 from lumotree.audit.constants import Constants
 from lumotree.errors import LumoTreeError
 from lumotree.ops.gdn import GEOMETRIES
@@ -67,6 +75,20 @@ def test_an_inexact_verifier_must_keep_to_what_it_was_calibrated_on(monkeypatch)
     plan = replace(TINY, verifiers=("weaver-fp32",), controls=False)
     first, second = audit(plan)
     assert first.passed and not second.passed and "output error" in second.reason
+
+
+@pytest.mark.parametrize(("error", "passed"), [(1.9e-6, True), (3.1e-6, False)])
+def test_what_native_decoding_is_off_by_is_no_verifiers_fault(error, passed):
+    """Calibration sets can be lucky: their error, doubled, is not the only limit."""
+    exact = torch.zeros(2, 1, 4, dtype=torch.float64)
+    native = torch.full((2, 1, 4), 3e-6)
+    ours = torch.full((2, 1, 4), error)
+    layer = [(exact, exact)], [(native, native)]
+    case = SimpleNamespace(audited=1, exact=layer[0], native=layer[1], tree=[0, 1])
+    verifier = SimpleNamespace(exact=False, tolerance=(1e-3, 1e-3), title="inexact")
+    measured = Measured([ours], ours[:, None])
+    check, errors = compare(case, verifier, measured, "held-out set", (5e-7, 5e-7))
+    assert check.passed is passed and errors == pytest.approx((error, error))
 
 
 def test_a_publication_that_reads_a_rejected_branch_fails(monkeypatch):
