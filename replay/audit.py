@@ -17,6 +17,7 @@ from lumotree.audit.check import Check, lines
 from lumotree.audit.constants import Constants
 from lumotree.audit.detect import Detection, Sensitivity, WalkPower, undetected
 from lumotree.audit.faults import AUDITS, FAULTS
+from lumotree.audit.fresh import fits_beside
 from lumotree.audit.prompts import Prompt
 from lumotree.errors import LumoTreeError, RequestError
 from lumotree.ops.gdn import GEOMETRIES
@@ -122,39 +123,53 @@ def run_audits(
     found: list[dict[str, Any]] = []
     detections: list[Detection] = []
     power: list[WalkPower] = []
-    for seed in range(options.seed, options.seed + options.seeds):
-        constants = Constants(folder, seed)
-        with _begin_soak(options, engine, prompts, seed) as beside:
-            for name in options.audits:
-                if name == "soak" and beside is not None:
-                    continue
-                plan, checks = _audit(name, options, engine, prompts, device, seed, constants)
-                found.append(_finish(name, seed, plan, checks, note))
-                say(sentence(found[-1]))
-            if options.faults:
-                sensitivity = Sensitivity(engine, prompts, seed, _envelope(constants, seed))
-                detections += _planted(sensitivity, options, seed, say, note)
-                if "sampler" in options.audits and not options.quick:
-                    note(f"what walks alone see, seed {seed}")
-                    power += sensitivity.walk_power(sampler.SamplerPlan(walks=POWER_WALKS))
-            if beside is not None:
-                note(f"soak, seed {seed}: in processes of its own")
-                entry = _finish("soak", seed, beside.plan, beside.checks(), note)
-                entry["seconds"] = round(beside.seconds, 3)
-                entry["cpu_seconds"] = round(beside.cpu_seconds, 3)
-                found.append(entry)
-                say(sentence(entry))
+
+    def save(**more: Any) -> None:
         missed = undetected(detections)
-        result |= {
-            "ended_at": datetime.now(UTC).isoformat(),
-            "audits": found,
-            "faults": [detection.as_dict() for detection in detections],
-            "undetected": missed,
-            "walk_power": [asdict(entry) for entry in power],
-            "false_alarms": _false_alarms(found),
-            "passed": all(entry["passed"] for entry in found) and not missed,
-        }
-        save_audit(folder, result)  # after every seed: a long sweep may be cut short
+        result.update(
+            {
+                "ended_at": datetime.now(UTC).isoformat(),
+                "audits": found,
+                "faults": [detection.as_dict() for detection in detections],
+                "undetected": missed,
+                "walk_power": [asdict(entry) for entry in power],
+                "false_alarms": _false_alarms(found),
+                "passed": all(entry["passed"] for entry in found) and not missed,
+            },
+            **more,
+        )
+        save_audit(folder, result)
+
+    try:
+        for seed in range(options.seed, options.seed + options.seeds):
+            constants = Constants(folder, seed)
+            with _begin_soak(options, engine, prompts, seed) as beside:
+                for name in options.audits:
+                    if name == "soak" and beside is not None:
+                        continue
+                    plan, checks = _audit(
+                        name, options, engine, prompts, device, seed, constants, say
+                    )
+                    found.append(_finish(name, seed, plan, checks, note))
+                    say(sentence(found[-1]))
+                if options.faults:
+                    sensitivity = Sensitivity(engine, prompts, seed, _envelope(constants, seed))
+                    detections += _planted(sensitivity, options, seed, say, note)
+                    if "sampler" in options.audits and not options.quick:
+                        note(f"what walks alone see, seed {seed}")
+                        power += sensitivity.walk_power(sampler.SamplerPlan(walks=POWER_WALKS))
+                if beside is not None:
+                    note(f"soak, seed {seed}: in processes of its own")
+                    entry = _finish("soak", seed, beside.plan, beside.checks(), note)
+                    entry["seconds"] = round(beside.seconds, 3)
+                    entry["cpu_seconds"] = round(beside.cpu_seconds, 3)
+                    found.append(entry)
+                    say(sentence(entry))
+            save()  # after every seed: a long sweep may be cut short
+    except BaseException as error:  # what was found before it is kept
+        save(passed=False, ended_early=f"{type(error).__name__}: {error}")
+        say(f"what was found until then is in {folder}")
+        raise
     return result, folder
 
 
@@ -200,6 +215,7 @@ def _audit(
     device: torch.device,
     seed: int,
     constants: Constants,
+    say: Say,
 ) -> tuple[Any, Iterator[Check]]:
     """The plan of an audit and its checks, not yet run."""
     if name == "component":
@@ -211,6 +227,9 @@ def _audit(
     if name == "continuation":
         kind = continuation.ContinuationPlan
         plan = kind.quick() if options.quick else kind()
+        if plan.other_process and not fits_beside(engine):
+            say(f"{device} has no memory for a second copy of the weights: control B is left out")
+            plan = replace(plan, other_process=False)
         checks = continuation.audit_continuation(engine, plan, prompts, seed, constants)
         return plan, checks
     if name == "sampler":

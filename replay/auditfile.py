@@ -14,6 +14,7 @@ undetected[]     sentences: faults that the audit they name did not see at once
 walk_power[]     fault, seed, steps, seen, walks: in how many captured steps the G-test alone saw it
 false_alarms     by audit: runs, failed
 passed           no audit failed and no fault went undetected
+ended_early      only where it did: the error that ended it; `passed` is then false
 """
 
 from __future__ import annotations

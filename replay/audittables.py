@@ -46,6 +46,8 @@ def walk_power(found: dict[str, Any]) -> list[str]:
 
 def verdict(found: dict[str, Any]) -> str:
     """The whole audit in a sentence."""
+    if "ended_early" in found:
+        return f"Ended early, and says nothing of what was left: {found['ended_early']}."
     bad = [f"{e['audit']} (seed {e['seed']})" for e in found["audits"] if not e["passed"]]
     if bad:
         return f"Failed: {', '.join(bad)}."

@@ -42,6 +42,14 @@ def load_engine(job: dict[str, Any]) -> Engine:
     return Engine.load(**job["engine"])
 
 
+def fits_beside(engine: Engine) -> bool:
+    """Whether a process of its own finds memory on the device for the same weights and a slot."""
+    device = engine.model.device
+    if device.type != "cuda":
+        return True
+    return torch.cuda.mem_get_info(device)[0] > torch.cuda.memory_allocated(device)
+
+
 class FreshProcesses:
     """`count` processes at work on one job, side by side with each other and with this one."""
 

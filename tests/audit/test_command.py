@@ -5,16 +5,21 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from lumotree.audit import component as component_module
 from lumotree.audit import soak as soak_module
 from lumotree.audit.component import ComponentPlan
 from lumotree.audit.faults import base, fault
+from lumotree.audit.fresh import fits_beside
 from lumotree.audit.soak import SoakBeside, SoakPlan
+from lumotree.errors import LumoTreeError
 from lumotree.ops.gdn import GEOMETRIES
+from replay import audit as auditing
 from replay import auditfile
 from replay.audit import AuditOptions
 from replay.audittables import fault_rows, figure, verdict, walk_power
@@ -173,6 +178,44 @@ def test_an_interrupted_audit_ends_its_soak(small, monkeypatch):
     (beside,) = made
     running = [p for part in beside._parts.values() for p in part._running]
     assert len(running) == 2 and all(p.poll() is not None for p in running)
+
+
+def test_an_audit_that_breaks_keeps_what_was_found_before_it(small, monkeypatch):
+    out, arguments = small
+    monkeypatch.setattr(auditing.AuditOptions, "soak_beside", property(lambda self: False))
+
+    def broken(*given):
+        raise LumoTreeError("the soak broke")
+        yield
+
+    monkeypatch.setattr(auditing.soak, "audit_soak", broken)
+    done = call(*arguments)
+    assert done.exit_code == 2 and "the soak broke" in done.stderr
+    found = auditfile.load_audit(out / "audit.json")
+    assert [entry["audit"] for entry in found["audits"]] == ["component"]
+    assert found["audits"][0]["passed"] and not found["passed"]
+    assert "the soak broke" in found["ended_early"]
+    assert verdict(found).startswith("Ended early") and str(out) in done.stderr
+
+
+def test_a_second_copy_of_the_weights_is_asked_for_where_it_fits(monkeypatch):
+    engine = SimpleNamespace(model=SimpleNamespace(device=torch.device("cuda")))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 50)
+    for free, fits in ((49, False), (51, True)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 100))
+        assert fits_beside(engine) is fits
+    assert fits_beside(SimpleNamespace(model=SimpleNamespace(device=torch.device("cpu"))))
+
+
+def test_control_b_is_left_out_and_said_so(monkeypatch):
+    monkeypatch.setattr(auditing, "fits_beside", lambda engine: False)
+    monkeypatch.setattr(auditing.continuation, "audit_continuation", lambda *given: iter(()))
+    said = []
+    options = auditing.AuditOptions(("continuation",), quick=True)
+    plan, _ = auditing._audit(
+        "continuation", options, None, (), torch.device("cuda"), 0, None, said.append
+    )
+    assert plan.other_process is False and "control B is left out" in said[0]
 
 
 def test_the_soak_runs_beside_others_on_a_processor():
