@@ -112,7 +112,7 @@ class Engine:
 
         Raises CheckpointError when `config` drafts with an MTP head the checkpoint lacks.
         """
-        for name in ("passes", "first_passes", "draft_vocab"):
+        for name in ("passes", "first_passes", "draft_vocab", "round_rows"):
             if getattr(config, name) < 0:
                 raise LumoTreeError(f"{name}={getattr(config, name)} is negative")
         kind: type[Decoder] = Decoder

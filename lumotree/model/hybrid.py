@@ -110,7 +110,8 @@ class HybridModel:
     def drafter(self, weights: str = "model") -> Drafter:
         """What drafts with these of DRAFT_WEIGHTS; the narrow ones are made once, on demand.
 
-        Raises LumoTreeError for an unknown name, and where the device has no such numbers.
+        Raises LumoTreeError for an unknown name, and where the device has no such numbers or no
+        memory for them: half a byte for each byte of the heads.
         """
         if weights not in DRAFT_WEIGHTS:
             raise LumoTreeError(
@@ -119,7 +120,13 @@ class HybridModel:
         if weights == "model":
             return self
         if self._narrow is None:
-            self._narrow = NarrowDrafter(self)
+            try:
+                self._narrow = NarrowDrafter(self)
+            except (torch.OutOfMemoryError, MemoryError) as error:
+                raise LumoTreeError(
+                    f"{self.device} has no memory for draft weights in 8 bits",
+                    f"leave draft_weights={weights} out",
+                ) from error
         return self._narrow
 
     def embed(self, token_ids: Tensor) -> Tensor:

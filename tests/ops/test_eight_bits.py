@@ -8,6 +8,7 @@ import torch
 from lumotree.decoder import DecoderConfig
 from lumotree.engine import Engine
 from lumotree.errors import LumoTreeError
+from lumotree.model import hybrid
 from lumotree.ops import eight_bits
 from lumotree.ops.eight_bits import Scaled
 from lumotree.request import SamplingParams
@@ -29,6 +30,15 @@ def test_values_are_within_half_a_unit_of_their_row(monkeypatch, dtype):
     assert ((wide - weight.float()).abs() <= bound * 1.01).all()
     assert torch.equal(wide[5], torch.zeros(33))
     assert torch.equal(narrow.first(4).wide(torch.float32), wide[:4])
+
+
+def test_no_memory_for_them_is_a_sentence(monkeypatch):
+    def full(model):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(hybrid, "NarrowDrafter", full)
+    with pytest.raises(LumoTreeError, match="no memory for draft weights in 8 bits"):
+        Engine.load("embedded").decoder(DecoderConfig(draft_weights="fp8"))
 
 
 def test_answers_are_the_same_and_so_are_the_weights():
