@@ -31,7 +31,8 @@ def test_answers_are_the_same_and_so_are_the_weights():
         for weights in ("model", "fp8")
     }
     assert made["fp8"].token_ids == made["model"].token_ids
-    assert made["fp8"].accepted_by_source.get("mtp", 0) > 0 or made["fp8"].steps < 40
+    assert made["fp8"].accepted_by_source["spine"] > 0
+    assert abs(made["fp8"].steps - made["model"].steps) <= max(2, made["model"].steps // 5)
     assert torch.equal(engine.model.lm_head, heads[0])
     assert torch.equal(engine.model.mtp.fc, heads[1])
     assert not torch.equal(engine.model.drafter("fp8").lm_head, heads[0])
