@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import socket
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from lumotree.engine import Engine
 
 SECOND_SIGNAL_S = 5.0
+# Newcomers are refused by an answer for so long, then by a closed door.
+REFUSING_S = 0.5
 
 
 class ModelServer:
@@ -123,6 +126,11 @@ class Stopping(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # A listener that closes at once resets who is about to be accepted, or has not been read.
+        await asyncio.sleep(REFUSING_S)
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: object) -> None:
         # In a thread: the handler may have interrupted whoever holds the scheduler's lock.

@@ -77,7 +77,7 @@ def test_the_first_signal_drains_and_the_second_stops(folder):
     process.run.send_signal(signal.SIGTERM)
     # Refused, or reset where it waited to be accepted as the listener closed.
     with pytest.raises(httpx.TransportError):
-        for _ in range(100):
+        for _ in range(10_000):
             answer = httpx.get(f"{process.url}/health")
             assert answer.status_code in (200, 503)
     process.run.send_signal(signal.SIGTERM)
