@@ -12,8 +12,8 @@ Bits: an output element is one chain over k in steps of BLOCK_K, within its shar
 count, which only sets the narrow side of the instruction and a mask.
 
 A weight may be 8-bit floats with a scale a row (lumotree.ops.eight_bits): widened to float16 as
-it is multiplied, scaled in the float32 sum. Rows of bfloat16 become float16 too, which holds them
-but for values beyond 65504; these make NaN, which drafting survives.
+it is multiplied, scaled in the float32 sum. Rows of bfloat16 become float16 too: values beyond
+65504 overflow and those below 1e-5 lose bits, at the cost of a draft and of no answer.
 
 Early start (PDL): a kernel lets the next one begin, a product when its loads are done, and waits
 for the one in front before it touches anything that kernels write.
