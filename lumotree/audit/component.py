@@ -180,7 +180,7 @@ def compare(
     limits: the calibration sets' errors, None while those are being measured.
     """
     outputs_equal = states_equal = pairs = held = 0
-    output_error = state_error = native_output = native_state = 0.0
+    errors, natives = [0.0, 0.0], [0.0, 0.0]  # the largest of outputs, and of states
     first_wrong = None
     for layer in range(case.audited):
         exact_out, exact_states = case.exact[layer]
@@ -192,12 +192,13 @@ def compare(
         states_equal += int(same.sum())
         if first_wrong is None and not bool(same.all()):
             first_wrong = int((~same).nonzero()[0])
-        ok, error, theirs = _against_float64(out, native_out, exact_out)
-        held, pairs = held + int(ok.sum()), pairs + ok.numel()
-        output_error, native_output = max(output_error, error), max(native_output, theirs)
-        ok, error, theirs = _against_float64(states, native_states, exact_states)
-        held, pairs = held + int(ok.sum()), pairs + ok.numel()
-        state_error, native_state = max(state_error, error), max(native_state, theirs)
+        for kind, compared in enumerate(
+            ((out, native_out, exact_out), (states, native_states, exact_states))
+        ):
+            ok, error, theirs = _against_float64(*compared)
+            held, pairs = held + int(ok.sum()), pairs + ok.numel()
+            errors[kind] = max(errors[kind], error)
+            natives[kind] = max(natives[kind], theirs)
     cells = case.audited * len(case.tree)
     reasons = []
     if verifier.exact:
@@ -212,8 +213,8 @@ def compare(
             reasons.append(f"the paired rule fails for {pairs - held} of {pairs} heads")
     for what, error, native, limit, frozen in zip(
         ("output", "state"),
-        (output_error, state_error),
-        (native_output, native_state),
+        errors,
+        natives,
         verifier.tolerance,
         limits or (None, None),
         strict=True,
@@ -227,8 +228,8 @@ def compare(
         "outputs not equal": cells - outputs_equal,
         "states not equal": cells - states_equal,
         "paired rule broken": pairs - held,
-        "output error": output_error,
-        "state error": state_error,
+        "output error": errors[0],
+        "state error": errors[1],
     }
     totals = f"{cells} outputs, {cells} states, {pairs} pairs"
     check = Check(
@@ -239,7 +240,7 @@ def compare(
         figures,
         first_wrong,
     )
-    return check, (output_error, state_error)
+    return check, tuple(errors)
 
 
 def _against_float64(value: Tensor, native: Tensor, exact: Tensor) -> tuple[Tensor, float, float]:
