@@ -142,13 +142,14 @@ def _verifier(where: str, value: str) -> str:
 
 
 def _count(where: str, value: str) -> int:
-    if not value.isascii() or not value.isdigit() or not 3 <= int(value) < 10**9:
+    """A number of token ids; one spelling a number, so that one arm has one name."""
+    if not re.fullmatch(r"[1-9][0-9]{0,8}", value) or int(value) < 3:
         raise ArmError(f"{where} is '{value}'; it takes a number of token ids, at least 3")
     return int(value)
 
 
 def _rows(where: str, value: str) -> int:
-    if not value.isascii() or not value.isdigit() or int(value) > MAX_ROUND_ROWS:
+    if not re.fullmatch(r"0|[1-9][0-9]{0,2}", value) or int(value) > MAX_ROUND_ROWS:
         raise ArmError(f"{where} is '{value}'; it takes a number of rows, at most {MAX_ROUND_ROWS}")
     return int(value)
 

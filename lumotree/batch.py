@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -46,7 +47,9 @@ class Batch:
         # captured graphs are of one request each (lumotree.captured.batch has those of several).
         alone = first.config.verify != EXACT_SCAN or first.model.kernels
         if len(self.decoders) > 1 and not alone:
-            self.most_rows = probe_rows(first.model, first.runner.multiple, tree, len(decoders))
+            multiple = first.runner.multiple
+            counts = range(tree, tree * len(decoders) + 1, multiple)
+            self.most_rows = probe_rows(first.model, multiple, counts)
         self.together = max(1, self.most_rows // tree)
 
     @torch.inference_mode()
@@ -87,28 +90,28 @@ class Batch:
 
 @torch.inference_mode()
 def probe_rows(
-    model: HybridModel, multiple: int, least: int, requests: int, seconds: float = PROBE_S
+    model: HybridModel, multiple: int, counts: Sequence[int], seconds: float = PROBE_S
 ) -> int:
-    """Up to how many rows the products of a step give the bits that they give `multiple` rows.
+    """Up to which of `counts` products of so many rows give the bits that they give `multiple`.
 
-    From `least`, the rows of one request, to those of `requests`, in steps of `multiple`; `least`
-    where already the next count differs. What cannot be tried in `seconds` is not claimed.
+    counts: ascending multiples of `multiple`; the first, of one request, is taken to hold. What
+    cannot be tried in `seconds` is not claimed.
     """
     began = time.perf_counter()
     generator = torch.Generator().manual_seed(0)
-    most = least * requests
-    hidden = torch.randn(most, model.config.hidden_size, generator=generator)
+    hidden = torch.randn(counts[-1], model.config.hidden_size, generator=generator)
     hidden = hidden.to(model.device, model.dtype)
     pieces = hidden.split(multiple)
-    wanted = [_products(model, piece) for piece in pieces[: least // multiple]]
-    for count in range(least + multiple, most + 1, multiple):
-        wanted.append(_products(model, pieces[count // multiple - 1]))
+    wanted: list[list[Tensor]] = []
+    for known, count in pairwise(counts):
+        here = pieces[len(wanted) : count // multiple]
+        wanted += [_products(model, piece) for piece in here]
         made = _products(model, hidden[:count])
         parts = zip(*wanted, strict=True)
         same = all(torch.equal(x, torch.cat(part)) for x, part in zip(made, parts, strict=True))
         if not same or time.perf_counter() - began > seconds:
-            return count if same else count - multiple
-    return most
+            return count if same else known
+    return counts[-1]
 
 
 def _products(model: HybridModel, x: Tensor) -> list[Tensor]:

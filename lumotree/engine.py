@@ -11,6 +11,7 @@ import torch
 from lumotree.decoder import Decoder, DecoderConfig, prefill
 from lumotree.errors import LumoTreeError
 from lumotree.exactness import PROBED_ROWS, ROW_MULTIPLES, probe_row_multiple
+from lumotree.model.drafter import DRAFT_WEIGHTS
 from lumotree.model.hybrid import HybridModel
 from lumotree.model.runner import RowRunner
 from lumotree.model.source import ModelSource, open_source
@@ -110,8 +111,14 @@ class Engine:
     def decoder(self, config: DecoderConfig) -> Decoder:
         """A decoder with a state slot and prefix store of its own.
 
-        Raises CheckpointError when `config` drafts with an MTP head the checkpoint lacks.
+        Raises CheckpointError when `config` drafts with an MTP head the checkpoint lacks, and
+        LumoTreeError when a value of it is no choice.
         """
+        if config.draft_weights not in DRAFT_WEIGHTS:
+            raise LumoTreeError(
+                f"draft_weights {config.draft_weights!r} is unknown",
+                f"use {', '.join(DRAFT_WEIGHTS)}",
+            )
         for name in ("passes", "first_passes", "draft_vocab", "round_rows"):
             if getattr(config, name) < 0:
                 raise LumoTreeError(f"{name}={getattr(config, name)} is negative")

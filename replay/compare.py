@@ -14,7 +14,7 @@ from replay.comparison import APART, Side, compare_sides
 from replay.context import RunContext
 from replay.guards import check_equality
 from replay.rows import Row
-from replay.runfolder import RunFolder, difference
+from replay.runfolder import RunFolder, difference, shared_options
 from replay.statistics import pair
 from replay.summary import summarise
 
@@ -173,8 +173,7 @@ def _drift(one: Loaded, two: Loaded, compared: str) -> float | None:
         name: abs(np.log(pairs.ratio))
         for name in one.summary["arms"]
         if name != compared
-        and _spec(one, name) is not None
-        and _spec(one, name) == _spec(two, name)
+        and _same_arm(one, two, name)
         and (pairs := pair(two.side(name, name).rows, one.side(name, name).rows, {},
                            same_run=False)) is not None
     }  # fmt: skip
@@ -183,11 +182,15 @@ def _drift(one: Loaded, two: Loaded, compared: str) -> float | None:
     return float(np.expm1(found.get(one.summary["baseline"], max(found.values()))))
 
 
-def _spec(run: Loaded, arm: str) -> tuple[str, Any] | None:
-    entry = run.summary["arms"].get(arm)
-    if entry is None or entry["status"] == "withheld":
-        return None
-    return arm, (run.run.get("arms") or {}).get(arm, {}).get("description")
+def _same_arm(one: Loaded, two: Loaded, arm: str) -> bool:
+    described = []
+    for run in (one, two):
+        entry = run.summary["arms"].get(arm)
+        if entry is None or entry["status"] == "withheld":
+            return False
+        described.append((run.run.get("arms") or {}).get(arm, {}).get("description") or {})
+    saved, given = shared_options(*described)
+    return saved == given
 
 
 def _differences(one: Loaded, two: Loaded, parts: Sequence[tuple[str, str | None]]) -> list[str]:

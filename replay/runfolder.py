@@ -69,7 +69,10 @@ class RunFolder:
         for name, status in (run.get("arms") or {}).items():
             before = (saved.get(name) or {}).get("description")
             now = status.get("description")
-            if before is not None and now is not None and before != now:
+            if before is None or now is None:
+                continue
+            before, now = shared_options(before, now)
+            if before != now:
                 what = difference(f"arm {name}", before, now)
                 raise CorpusError(f"{self.path} cannot be resumed: {what}", "start a new run")
         self._open_rows()
@@ -153,6 +156,17 @@ class RunFolder:
             self._rows.truncate(data.rfind(b"\n") + 1)
         except OSError as error:
             raise CorpusError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def shared_options(saved: dict[str, Any], given: dict[str, Any]) -> tuple[dict, dict]:
+    """Two descriptions of an arm without the options of this decoder that one does not know.
+
+    An option that an older version had not is at its default: given, it is in the arm's name.
+    """
+    if not saved.get("kind") == given.get("kind") == "in-process":
+        return saved, given
+    both = saved.keys() & given.keys() | {"choice"}
+    return tuple({k: v for k, v in one.items() if k in both} for one in (saved, given))
 
 
 def difference(part: str, saved: Any, given: Any) -> str:

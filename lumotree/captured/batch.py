@@ -22,7 +22,7 @@ from lumotree.captured.draft import DraftInputs, candidates_of, is_sure
 from lumotree.captured.graphs import StepGraphs
 from lumotree.captured.step import RequestBuffers
 from lumotree.decoder import Decoder, DecoderConfig, Run
-from lumotree.draft.plan import Proposal, draft_plan, fill
+from lumotree.draft.plan import DraftPlan, Proposal, draft_plan, fill
 from lumotree.errors import LumoTreeError, RequestError
 from lumotree.model.hybrid import HybridModel
 from lumotree.model.runner import MATCHED_ROWS, RowRunner
@@ -61,15 +61,15 @@ class CapturedBatch:
     ) -> None:
         tree = tree_from_name(config.tree)
         active_tree, _ = tree.restrict(tree.default_active)
-        cuts = {size: _cut(config, runner, size) for size in _sizes(seats)}
-        # Rows of the fullest round.
-        self.rows = max(size * runner.padded(sum(cut)) for size, cut in cuts.items())
-        if self.rows > MAX_STEP_ROWS:
-            each = runner.padded(sum(cuts[seats]))
+        self.rows = row_counts(config, runner, seats)
+        if self.rows[-1] > MAX_STEP_ROWS:
+            most = most_seats(config, runner, MAX_STEP_ROWS)
             raise LumoTreeError(
-                f"{seats} requests of {each} rows are more than the {MAX_STEP_ROWS} rows of a step",
-                f"serve at most {MAX_STEP_ROWS // each} at once",
+                f"{seats} requests have rounds of {self.rows[-1]} rows, more than the "
+                f"{MAX_STEP_ROWS} of a step",
+                f"serve at most {most} at once" if most else "take a smaller tree",
             )
+        cuts = {size: _cut(config, runner, size) for size in _sizes(seats)}
         model.reserve(context)
         self.model = model
         self.room = context
@@ -129,7 +129,7 @@ class CapturedBatch:
         captured = next(r for size, r in self.rounds.items() if size >= len(active))
         upload, selector = captured.upload, captured.step.selector
         self.collect()
-        proposals = [self._propose(a) for a in active]
+        proposals = [self._propose(a, captured.plan) for a in active]
         for place, proposal in enumerate(proposals):
             captured.put(place, proposal)
         upload.sit([a.decoder.seat for a in active])
@@ -170,9 +170,9 @@ class CapturedBatch:
                 failed[place] = error
         return failed
 
-    def _propose(self, active: Active) -> Proposal:
-        decoder, run = active.decoder, active.run
-        return fill(decoder.plan, run.tokens[-1], self.drafts.get(decoder.seat, []), run.suffix)
+    def _propose(self, active: Active, plan: DraftPlan) -> Proposal:
+        run, candidates = active.run, self.drafts.get(active.decoder.seat, [])
+        return fill(plan, run.tokens[-1], candidates, run.suffix)
 
     def _publish(self, captured: StepGraphs, active: Sequence[Active | None]) -> None:
         captured.launch("publish")
@@ -224,6 +224,21 @@ class CapturedBatch:
         for place, a in there:
             depths = passes if place in sure else first
             self.drafts[a.decoder.seat] = candidates_of(captured.candidates[place], depths)
+
+
+def row_counts(config: DecoderConfig, runner: RowRunner, seats: int) -> list[int]:
+    """Rows of a step of one request, then those of all rounds that have more, ascending."""
+    counts = {size * runner.padded(sum(_cut(config, runner, size))) for size in _sizes(seats)}
+    single = runner.padded(sum(_cut(config, runner, 1)))
+    return [single, *sorted(count for count in counts if count > single)]
+
+
+def most_seats(config: DecoderConfig, runner: RowRunner, rows: int) -> int:
+    """Up to how many seats no round has more rows."""
+    seats = 0
+    while row_counts(config, runner, seats + 1)[-1] <= rows:
+        seats += 1
+    return seats
 
 
 def _sizes(seats: int) -> list[int]:

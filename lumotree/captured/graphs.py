@@ -19,14 +19,15 @@ class StepGraphs:
     With `requests`, of so many at once, and the buffers have seats. result int32 [requests, ...]
     and candidates int32 [requests, passes, 5] are the host's copies of `Selector.results` and
     `DraftPasses.results`, filled behind the launches. launches: the graphs by name; "draft" with
-    an MTP head alone, and "more" where its last passes are a graph of their own. active: which
-    rows of the decoder's tree the step has, kept: the row there behind each row of `tree`.
+    an MTP head alone, and "more" where its last passes are a graph of their own. cut: which rows
+    of the decoder's tree the step has, one of its plan's; plan: what fills them; kept: the row
+    there behind each row of `tree`.
     """
 
     def __init__(
         self,
         decoder: Decoder,
-        active: tuple[bool, ...],
+        cut: tuple[bool, ...],
         buffers: StateBuffers,
         request: RequestBuffers,
         inputs: DraftInputs | None,
@@ -34,8 +35,8 @@ class StepGraphs:
         pool=None,
     ) -> None:
         model, config, device = decoder.model, decoder.config, decoder.model.device
-        tree, self.kept = decoder.tree.restrict(active)
-        self.left_out = [row for row, kept in enumerate(active) if not kept]
+        tree, self.kept = decoder.tree.restrict(cut)
+        self.plan = decoder.plan.within(cut)
         self.tree, self.padded = tree, (padded := decoder.runner.padded(len(tree)))
         self.upload = upload = Upload(padded, device, requests)
         rows = StepRows(
@@ -61,7 +62,7 @@ class StepGraphs:
                 buffers.mtp_kv,
                 step,
                 inputs,
-                len(decoder.plan.mtp),
+                len(self.plan.mtp),
                 config.first_passes,
                 min(config.draft_vocab or vocab, vocab),
                 decoder.drafter,
@@ -88,10 +89,7 @@ class StepGraphs:
             self.candidates.copy_(self.drafted.results, non_blocking=True)
 
     def put(self, place: int, proposal: Proposal) -> None:
-        """A proposal for the next `upload.send`, at the place of its request; loses the rows that
-        this step has not."""
-        for row in self.left_out:
-            proposal.drop(row)
+        """A proposal of the step's rows for the next `upload.send`, at its request's place."""
         tokens = [proposal.tokens[row] for row in self.kept]
         self.upload.put(place, tokens, [proposal.active[row] for row in self.kept])
 

@@ -31,15 +31,25 @@ class DraftPlan:
 
     @property
     def cuts(self) -> tuple[tuple[bool, ...], ...]:
-        """Masks of ever fewer rows: all that are used, the path to the end of the tail, and its
-        MTP rows alone."""
-        spine = (0, *(rows[0] for rows in self.mtp))
+        """Masks of ever fewer rows: all that are used, the path to the end of the tail, and that
+        with ever less of the tail, down to its MTP rows."""
+        path = (0, *(rows[0] for rows in self.mtp), *self.tail)
         masks = [self.tree.default_active]
-        for kept in ((*spine, *self.tail), spine):
-            mask = tuple(row in kept for row in range(len(self.tree)))
-            if 1 < sum(mask) < sum(masks[-1]):
+        for count in range(len(path), len(self.mtp) if self.mtp else len(path) - 1, -1):
+            mask = tuple(row in path[:count] for row in range(len(self.tree)))
+            if sum(mask) < sum(masks[-1]):
                 masks.append(mask)
         return tuple(masks)
+
+    def within(self, cut: Sequence[bool]) -> DraftPlan:
+        """The same of fewer rows: those of one of `cuts`."""
+
+        def kept(rows: Sequence[int]) -> tuple[int, ...]:
+            return tuple(row for row in rows if cut[row])
+
+        rescues = (chain for chain in map(kept, self.rescues) if len(chain) > 1)
+        mtp = tuple(kept(rows) for rows in self.mtp)
+        return DraftPlan(self.tree, mtp, kept(self.tail), tuple(rescues))
 
 
 @dataclass
@@ -58,9 +68,6 @@ class Proposal:
     def root_only(cls, tree: TreeDescriptor, pending: int) -> Proposal:
         n = len(tree)
         return cls(tree, [pending] + [0] * (n - 1), [True] + [False] * (n - 1), [None] * n)
-
-    def drop(self, row: int) -> None:
-        self.active[row], self.source[row] = False, None
 
     def put(self, row: int, token: int, source: str) -> None:
         self.tokens[row], self.active[row], self.source[row] = token, True, source

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lumotree.errors import CheckpointError, LumoTreeError
 from lumotree.model.config import ModelConfig
-from lumotree.model.drafter import DRAFT_WEIGHTS, Drafter, NarrowDrafter
+from lumotree.model.drafter import Drafter, NarrowDrafter
 from lumotree.model.layers import DecoderLayer, Rows, Take, below
 from lumotree.model.source import ModelSource, Weights
 from lumotree.ops import reference as ops
@@ -108,15 +108,11 @@ class HybridModel:
             ) from error
 
     def drafter(self, weights: str = "model") -> Drafter:
-        """What drafts with these of DRAFT_WEIGHTS; the narrow ones are made once, on demand.
+        """What drafts with one of DRAFT_WEIGHTS; the narrow ones are made once, on demand.
 
-        Raises LumoTreeError for an unknown name, and where the device has no such numbers or no
-        memory for them: half a byte for each byte of the heads.
+        Raises LumoTreeError where the device has no such numbers or no memory for them: half of
+        what the heads take, all of it where there are no kernels.
         """
-        if weights not in DRAFT_WEIGHTS:
-            raise LumoTreeError(
-                f"draft_weights {weights!r} is unknown", f"use {', '.join(DRAFT_WEIGHTS)}"
-            )
         if weights == "model":
             return self
         if self._narrow is None:

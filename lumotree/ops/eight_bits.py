@@ -33,7 +33,11 @@ class Scaled(NamedTuple):
 
     def wide(self, dtype: torch.dtype) -> Tensor:
         """[N, K] in dtype."""
-        return (self.values.float() * self.scale[:, None]).to(dtype)
+        out = torch.empty(self.shape, dtype=dtype, device=self.values.device)
+        for start in range(0, len(out), BLOCK):
+            values, scale = (part[start : start + BLOCK] for part in self)
+            out[start : start + BLOCK] = values.float() * scale[:, None]
+        return out
 
     @property
     def shape(self) -> torch.Size:

@@ -128,7 +128,7 @@ def _captured_slots(
     engine: Engine, config: DecoderConfig, active: int, context: int, store: PrefixStore
 ) -> Slots:
     """Slots in the seats of one batch of captured graphs."""
-    from lumotree.captured.batch import CapturedBatch, can_batch
+    from lumotree.captured.batch import CapturedBatch, can_batch, most_seats
 
     if not can_batch(config):
         raise LumoTreeError(
@@ -140,12 +140,11 @@ def _captured_slots(
             engine.model, engine.tokenizer, config, engine.runner, active, context
         )
     if engine.row_multiple is not None:  # tokens are promised to be those of a request alone
-        rows = -(-batch.rows // active)
-        known = probe_rows(engine.model, rows, rows, active)
-        if known < batch.rows:
+        known = probe_rows(engine.model, engine.runner.multiple, batch.rows)
+        if known < batch.rows[-1]:
             raise LumoTreeError(
                 f"products of more than {known} rows have other bits on this device",
-                f"serve with --active {known // rows}",
+                f"serve with --active {most_seats(config, engine.runner, known)}",
             )
     free = free_bytes(engine.model.device)
     if free is not None and store.budget > free:

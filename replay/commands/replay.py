@@ -39,9 +39,9 @@ def replay(
         "the default. NAME[:key=value[,key=value]]; names: ar, mtp-1, mtp-3, mtp-5, mtp-7, "
         "lumotree (tree= a preset, a parent list or auto, passes= a number or 3/5, "
         "draft_vocab=, draft_weights=model|fp8, suffix=on|off, verify= a verifier of `bench gdn`, "
-        "plan=, round_rows=; on a GPU also attention=grouped|stock, selection=fused|separate, "
-        "operands=prepared|inline), sglang-eagle, vllm-mtp, openai (url=, several joined by +; "
-        "key= an environment variable; model=; openai also api=completions|chat, "
+        "plan=; on a GPU also attention=grouped|stock, selection=fused|separate, "
+        "operands=prepared|inline, round_rows=), sglang-eagle, vllm-mtp, openai (url=, several "
+        "joined by +; key= an environment variable; model=; openai also api=completions|chat, "
         "extras=on|off). tree=auto is calibrated before the first request, on requests that "
         "--limit leaves out where there are any.",
     ),

@@ -3,11 +3,44 @@
 import torch
 
 from lumotree.batch import Active
+from lumotree.draft.plan import fill
 
 
 def facts(generation):
     return (generation.token_ids, generation.text, generation.steps, generation.accepted_by_row,
             generation.accepted_by_source)  # fmt: skip
+
+
+def noted_fill():
+    """`fill`, and what it was given: pending token and candidates, by the request's automaton."""
+    drafts: dict[int, list] = {}
+
+    def noted(plan, pending, candidates, suffix):
+        drafts.setdefault(id(suffix), []).append((pending, candidates))
+        return fill(plan, pending, candidates, suffix)
+
+    return noted, drafts
+
+
+@torch.inference_mode()
+def rounds_of_all(batch, prompts, samplings):
+    """All requests enter, then take rounds together until the first of them ends."""
+    active = [
+        Active(decoder, *decoder.begin(prompt, params))
+        for decoder, prompt, params in zip(batch.decoders, prompts, samplings, strict=True)
+    ]
+    while not any(a.run.finish_reason for a in active):
+        assert batch.step(active) == {}
+    return [a.run for a in active]
+
+
+@torch.inference_mode()
+def run_alone(decoder, prompt, params):
+    """A request's run to its end."""
+    run, state = decoder.begin(prompt, params)
+    while run.finish_reason is None:
+        decoder.step(run, state)
+    return run
 
 
 @torch.inference_mode()

@@ -77,9 +77,10 @@ def test_the_probe_finds_up_to_how_many_rows_bits_hold(speaking, limit, monkeypa
     changed = SimpleNamespace(
         linear=linear, linear_swiglu=table.linear_swiglu, linear_add_norm=table.linear_add_norm
     )
-    before = probe_rows(model, 4, 8, 3)
+    before = probe_rows(model, 4, range(8, 25, 4))
     monkeypatch.setattr(model, "table", changed)
-    assert probe_rows(model, 4, 8, 3) == min(before, limit or before)
+    assert probe_rows(model, 4, range(8, 25, 4)) == min(before, limit or before)
+    assert probe_rows(model, 4, [8, 24]) == (24 if limit is None and before == 24 else 8)
 
 
 def test_a_verifier_that_holds_one_request_takes_turns(speaking):
@@ -92,7 +93,7 @@ def test_a_verifier_that_holds_one_request_takes_turns(speaking):
 
 
 def test_what_the_probe_has_no_time_for_is_not_claimed(speaking):
-    assert probe_rows(speaking.model, 4, 8, 3, seconds=0.0) <= 12
+    assert probe_rows(speaking.model, 4, [8, 12, 16], seconds=0.0) <= 12
 
 
 def test_a_fault_of_one_request_is_its_own(speaking):

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
+from arms.spec import MAX_ROUND_ROWS, parse_arm  # noqa: E402
 from lumotree.captured.batch import _cut  # noqa: E402
 from lumotree.decoder import DecoderConfig  # noqa: E402
-from lumotree.draft.plan import Proposal, draft_plan  # noqa: E402
+from lumotree.draft.plan import draft_plan, fill  # noqa: E402
+from lumotree.draft.suffix import SuffixAutomaton  # noqa: E402
+from lumotree.model.drafter import DRAFT_WEIGHTS  # noqa: E402
+from lumotree.ops.linear import MAX_STEP_ROWS  # noqa: E402
 from lumotree.tree import tree_from_name  # noqa: E402
 
 
@@ -25,9 +31,9 @@ class Rows:
 @pytest.mark.parametrize(
     ("config", "sizes"),
     [
-        (DecoderConfig(), {1: 28, 2: 12, 3: 6, 4: 6, 5: 6, 16: 6}),
-        (DecoderConfig(passes=3), {1: 28, 2: 12, 4: 4, 8: 4, 16: 4}),
-        (DecoderConfig(round_rows=64), {1: 28, 2: 28, 4: 12, 8: 6, 16: 6}),
+        (DecoderConfig(), {1: 28, 2: 12, 3: 10, 4: 8, 5: 6, 16: 6}),
+        (DecoderConfig(passes=3), {1: 28, 2: 12, 4: 8, 8: 4, 16: 4}),
+        (DecoderConfig(round_rows=64), {1: 28, 2: 28, 4: 12, 8: 8, 16: 6}),
         (DecoderConfig(round_rows=0), {1: 28, 16: 28}),
         (DecoderConfig(round_rows=1), {1: 28, 2: 6}),
         (DecoderConfig("chain-5", 5, False), {1: 6, 16: 6}),
@@ -57,8 +63,34 @@ def test_cuts_are_trees_of_rows_in_use():
                 tree.restrict(after)  # raises where a row hangs in the air
 
 
-def test_a_dropped_row_has_no_source():
-    proposal = Proposal.root_only(tree_from_name("chain-3"), 7)
-    proposal.put(1, 5, "spine")
-    proposal.drop(1)
-    assert proposal.active == [True, False, False, False] and proposal.source[1] is None
+@given(length=st.integers(2, 60), ids=st.integers(2, 4), passes=st.integers(0, 5), data=st.data())
+def test_a_plan_within_a_cut_fills_its_rows_as_the_whole_one_does(length, ids, passes, data):
+    """A shorter tail is a shorter lookup; no row besides is touched."""
+    tree = tree_from_name(data.draw(st.sampled_from(["hydra27", "chain-7", "-1,0,1,2,0,3"])))
+    plan = draft_plan(tree, passes)
+    numbers = st.integers(0, ids - 1)
+    tokens = data.draw(st.lists(numbers, min_size=length, max_size=length))
+    suffix = SuffixAutomaton()
+    suffix.extend(tokens)
+    best = data.draw(st.lists(st.permutations(range(5)), min_size=5, max_size=5))
+    candidates = [(order[0], order[:3]) for order in best[:passes]]
+    whole = fill(plan, tokens[-1], candidates, suffix)
+    for cut in plan.cuts:
+        less = fill(plan.within(cut), tokens[-1], candidates, suffix)
+        assert all(kept or not there for there, kept in zip(less.active, cut, strict=True))
+        for row in range(len(tree)):
+            if less.active[row]:
+                assert (less.tokens[row], less.source[row]) == (
+                    whole.tokens[row],
+                    whole.source[row],
+                )
+            elif cut[row] and row not in plan.tail:
+                assert not whole.active[row]
+    assert fill(plan.within(plan.cuts[0]), tokens[-1], candidates, suffix) == whole
+
+
+def test_arm_options_know_what_the_decoder_takes():
+    """The grammar of arms needs neither torch nor Triton, so it has these of its own."""
+    assert MAX_ROUND_ROWS == MAX_STEP_ROWS
+    for weights in DRAFT_WEIGHTS:
+        assert parse_arm(f"lumotree:draft_weights={weights}").values()["draft_weights"] == weights

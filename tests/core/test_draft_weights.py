@@ -36,5 +36,6 @@ def test_answers_are_the_same_and_so_are_the_weights():
     assert torch.equal(engine.model.lm_head, heads[0])
     assert torch.equal(engine.model.mtp.fc, heads[1])
     assert not torch.equal(engine.model.drafter("fp8").lm_head, heads[0])
-    with pytest.raises(LumoTreeError, match="draft_weights 'int3'.*"):
-        engine.decoder(DecoderConfig(draft_weights="int3"))
+    for passes in (0, 5):
+        with pytest.raises(LumoTreeError, match="draft_weights 'int3'.*use model, fp8"):
+            engine.decoder(DecoderConfig(passes=passes, draft_weights="int3"))

@@ -13,7 +13,7 @@ from lumotree.errors import LumoTreeError, RequestError
 from lumotree.prefix import PrefixStore
 from lumotree.request import SamplingParams
 from lumotree.serve.slots import make_slots
-from tests.core.beside import decode_together, facts
+from tests.core.beside import decode_together, facts, noted_fill, rounds_of_all, run_alone
 
 pytestmark = [
     pytest.mark.gpu,
@@ -70,15 +70,28 @@ def test_every_request_answers_what_it_answers_alone(engine, config, count):
 
 @pytest.mark.parametrize("count", [2, 5, 16, 24])
 @pytest.mark.parametrize("name", ["lumotree", "passes 3/5"])
-def test_rounds_of_fewer_rows_answer_the_same(engine, name, count):
+def test_rounds_of_fewer_rows_answer_the_same(engine, name, count, monkeypatch):
+    """What they draft is what a tree of those rows drafts alone."""
+    from lumotree.captured import batch as batch_module
+    from lumotree.captured import decoder as decoder_module
+
+    noted, drafts = noted_fill()
+    monkeypatch.setattr(decoder_module, "fill", noted)
+    monkeypatch.setattr(batch_module, "fill", noted)
     prompts, samplings = requests(engine, count)
-    single = engine.decoder(ARMS[name])
-    alone = [single.generate(p, s).token_ids for p, s in zip(prompts, samplings, strict=True)]
+    least = 12 if count == 2 else 6
+    single = engine.decoder(replace(ARMS[name], tree=f"chain-{least - 1}"))
+    alone = [run_alone(single, p, s) for p, s in zip(prompts, samplings, strict=True)]
     batch = seats(engine, ARMS[name], count, round_rows=32)
     most = {size: len(captured.tree) for size, captured in batch.rounds.items()}
-    assert most[1] == 28 and most[2] == 12 and most[count] == (12 if count == 2 else 6)
-    made = [answer[0] for answer in decode_together(batch, prompts, samplings)]
-    assert made == alone
+    assert most[1] == 28 and most[2] == 12 and most[count] == least
+    answers = [run.tokens[run.prompt_tokens :] for run in alone]
+    assert [made[0] for made in decode_together(batch, prompts, samplings)] == answers
+    longer = [replace(s, max_tokens=40) for s in samplings]
+    for run, whole in zip(rounds_of_all(batch, prompts, longer), alone, strict=True):
+        made, wanted = drafts[id(run.suffix)], drafts[id(whole.suffix)]
+        both = min(len(made), len(wanted))
+        assert both > 1 and made[:both] == wanted[:both]
 
 
 def test_seats_are_used_again(engine):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -21,13 +22,13 @@ from lumotree.captured.clock import START  # noqa: E402
 from lumotree.captured.decoder import CapturedDecoder  # noqa: E402
 from lumotree.captured.graphs import StepGraphs  # noqa: E402
 from lumotree.decoder import Decoder, DecoderConfig, Run  # noqa: E402
-from lumotree.draft.plan import Proposal, fill  # noqa: E402
+from lumotree.draft.plan import Proposal  # noqa: E402
 from lumotree.model.hybrid import HybridModel  # noqa: E402
 from lumotree.model.runner import RowRunner  # noqa: E402
 from lumotree.model.source import open_source  # noqa: E402
 from lumotree.request import SamplingParams  # noqa: E402
 from lumotree.state import HybridState  # noqa: E402
-from tests.core.beside import facts  # noqa: E402
+from tests.core.beside import facts, noted_fill, rounds_of_all, run_alone  # noqa: E402
 from tests.tiny import Geometry, save_tiny  # noqa: E402
 
 DEVICE = torch.device("cpu")
@@ -67,12 +68,7 @@ def together():
     config = DecoderConfig("-1,0,1,2,0", 3, True, first_passes=1)
     model = load()
     given = (model, Letters(), config, RowRunner(model, "natural", 1))
-    drafts: dict[int, list] = {}
-
-    def noted(plan, pending, candidates, suffix):
-        drafts.setdefault(id(suffix), []).append((pending, candidates))
-        return fill(plan, pending, candidates, suffix)
-
+    noted, drafts = noted_fill()
     decoder_module.fill = batch_module.fill = noted
     decoder_module.is_sure = batch_module.is_sure = lambda result, depth: True
     single, runs, alone = CapturedDecoder(*given), [], {}
@@ -122,28 +118,25 @@ def together():
 
 
 def cut():
-    """Several requests verify fewer rows each than one, and answer what each does alone."""
+    """Several requests verify fewer rows each than one, and draft and answer what each does alone
+    with a tree of those rows."""
     config = DecoderConfig("-1,0,1,2,0,3", 2, True, round_rows=8)
-    given = (load(), Letters(), config)
-    given = (*given, RowRunner(given[0], "natural", 1))
-    single = CapturedDecoder(*given)
-    alone = [single.generate(PROMPTS[n], SAMPLINGS[n]).token_ids for n in (1, 2)]
-    batch = CapturedBatch(*given, 2, 24)
+    model = load()
+    given = (Letters(), RowRunner(model, "natural", 1))
+    noted, drafts = noted_fill()
+    decoder_module.fill = batch_module.fill = noted
+    small = CapturedDecoder(model, given[0], replace(config, tree="chain-3"), given[1])
+    params = [SamplingParams(max_tokens=4, seed=seed, ignore_eos=True) for seed in (1, 2)]
+    alone = [run_alone(small, p, s) for p, s in zip(PROMPTS[1:3], params, strict=True)]
+    batch = CapturedBatch(model, given[0], config, given[1], 2, 24)
     kept = {size: captured.kept for size, captured in batch.rounds.items()}
     # The path to the end of the tail has five rows: two of them are too many.
-    assert kept == {1: (0, 1, 2, 3, 4, 5), 2: (0, 1, 2)}, kept
-    assert batch.rounds[2].drafted.steps == 3
-    active = []
-    for number, seat in ((1, 1), (2, 0)):
-        decoder = batch.decoders[seat]
-        active.append(Active(decoder, *decoder.begin(PROMPTS[number], SAMPLINGS[number])))
-    for _ in range(2):
-        before = [a.run.drafted for a in active]
-        assert batch.step(active) == {}
-        assert all(a.run.drafted - b <= 2 for a, b in zip(active, before, strict=True))
-    while going := [a for a in active if a.run.finish_reason is None]:
-        assert batch.step(going) == {}
-    assert [a.decoder.finish(a.run).token_ids for a in active] == alone
+    assert kept == {1: (0, 1, 2, 3, 4, 5), 2: (0, 1, 2, 3)}, kept
+    assert batch.rounds[2].drafted.steps == 4
+    for run, whole in zip(rounds_of_all(batch, PROMPTS[1:3], params), alone, strict=True):
+        made, wanted = drafts[id(run.suffix)], drafts[id(whole.suffix)]
+        assert len(made) > 1 and made == wanted[: len(made)]
+        assert run.tokens == whole.tokens[: len(run.tokens)]
 
 
 def forced():

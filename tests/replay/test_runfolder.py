@@ -132,6 +132,32 @@ def test_a_summary_that_is_none_is_one_clear_error(tmp_path, content, says):
         folder.summary()
 
 
+OWN = {"kind": "in-process", "tree": "root"}
+SGLANG = {"kind": "sglang", "tree": "root"}
+
+
+@pytest.mark.parametrize(
+    ("saved", "given", "says"),
+    [
+        (OWN, OWN | {"new": 32}, None),  # an option that the saving version had not
+        (OWN | {"old": 1}, OWN, None),
+        (OWN | {"old": 1}, OWN | {"old": 2, "new": 32}, "ar old was 1, now it is 2"),
+        (OWN, OWN | {"choice": {"tree": "oak"}}, "ar choice was null"),
+        (SGLANG, SGLANG | {"server": "0.5"}, "ar server was null"),
+    ],
+)
+def test_options_that_one_version_has_not_do_not_count(tmp_path, saved, given, says):
+    run = RUN | {"arms": {"ar": {"description": saved}}}
+    RunFolder.create(tmp_path / "r", run).close()
+    folder, run = RunFolder.open(tmp_path / "r"), RUN | {"arms": {"ar": {"description": given}}}
+    if says is None:
+        folder.resume(run)
+        folder.close()
+    else:
+        with pytest.raises(CorpusError, match=says):
+            folder.resume(run)
+
+
 @pytest.mark.parametrize(
     ("arms", "says"),
     [

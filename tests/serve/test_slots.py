@@ -33,22 +33,24 @@ def test_on_a_gpu_what_slots_took_beside_their_state_counts(monkeypatch, taken, 
             slots.make_slots(engine, None, 4, 64, PrefixStore(60 * MIB))
 
 
-@pytest.mark.parametrize(("free", "known", "says"), [(70, 24, None), (50, 24, "60 MiB"),
-                                                     (70, 16, "more than 16 rows")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("free", "known", "says"),
+    [(70, 30, None), (50, 30, "60 MiB"), (70, 28, "more than 28 rows.*--active 2")],
+)
 def test_seats_of_captured_rounds(monkeypatch, free, known, says):
     """The prefix store must fit beside them, and products must keep their bits."""
     pytest.importorskip("triton")
     from lumotree.captured import batch
     from lumotree.decoder import DecoderConfig
 
-    made = SimpleNamespace(rows=24, decoders=[SimpleNamespace() for _ in range(3)])
+    made = SimpleNamespace(rows=[28, 30], decoders=[SimpleNamespace() for _ in range(3)])
     monkeypatch.setattr(batch, "CapturedBatch", lambda *given: made)
     monkeypatch.setattr(slots, "free_bytes", lambda device: free * MIB)
     monkeypatch.setattr(slots, "probe_rows", lambda *given: known)
     engine = SimpleNamespace(
         model=SimpleNamespace(device=torch.device("cuda"), kernels=True),
         tokenizer=None,
-        runner=None,
+        runner=SimpleNamespace(multiple=1, padded=lambda rows: rows),
         row_multiple=1,
     )
     store = PrefixStore(60 * MIB)
