@@ -5,7 +5,7 @@ from __future__ import annotations
 from lumotree.errors import LumoTreeError
 
 FULL = "lumotree"
-NARROW = "lumotree:draft_weights=fp8"
+NARROW = "draft_weights=fp8"
 # The first arm of a set is what the others vary.
 SETS: dict[str, tuple[str, ...]] = {
     "optimisations": (
@@ -19,7 +19,8 @@ SETS: dict[str, tuple[str, ...]] = {
         "lumotree:passes=3",
         "lumotree:passes=3/5",
         "lumotree:suffix=off",
-        NARROW,
+        f"{FULL}:{NARROW}",
+        f"{FULL}:passes=9,{NARROW}",
     ),
 }
 # Below this a reduced vocabulary proposes too little to be worth a row.
@@ -35,7 +36,7 @@ def variant_set(
     """
     if name not in SETS:
         raise LumoTreeError(f"unknown set {name!r}", f"one of {', '.join(SETS)}")
-    specs = tuple(spec for spec in SETS[name] if eight_bits or spec != NARROW)
+    specs = tuple(spec for spec in SETS[name] if eight_bits or NARROW not in spec)
     if name == "drafting" and vocab_size is not None:
         sizes = [size for size in (vocab_size // 8, vocab_size // 2) if size >= LEAST_VOCAB]
         specs += tuple(f"lumotree:draft_vocab={size}" for size in sizes)

@@ -115,6 +115,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("."))
     args = parser.parse_args()
     engine = Engine.load(args.model, rows=args.rows)
+    args.out.mkdir(parents=True, exist_ok=True)
     found = {}
     cases = list(zip(args.prompt, prompts(args.prompt, engine), strict=True))
     share = -(-args.steps // (2 * len(cases)))
@@ -125,12 +126,11 @@ def main() -> None:
             name = f"{length} {'sampled' if sampled else 'greedy'}"
             found[name] = dict(counts)
             print(name, dict(counts), f"{time.perf_counter() - started:.1f} s", flush=True)
-    total = sum((Counter(counts) for counts in found.values()), Counter())
+            total = sum((Counter(counts) for counts in found.values()), Counter())
+            (args.out / "exactness.json").write_text(
+                json.dumps({"model": args.model, "rows": args.rows, "cases": found, "total": total})
+            )
     print("total", dict(total))
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "exactness.json").write_text(
-        json.dumps({"model": args.model, "rows": args.rows, "cases": found, "total": total})
-    )
 
 
 if __name__ == "__main__":
