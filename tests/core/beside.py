@@ -4,6 +4,7 @@ import torch
 
 from lumotree.batch import Active
 from lumotree.draft.plan import fill
+from lumotree.draft.suffix import SuffixAutomaton
 
 
 def facts(generation):
@@ -13,10 +14,10 @@ def facts(generation):
 
 def noted_fill():
     """`fill`, and what it was given: pending token and candidates, by the request's automaton."""
-    drafts: dict[int, list] = {}
+    drafts: dict[SuffixAutomaton, list] = {}
 
     def noted(plan, pending, candidates, suffix):
-        drafts.setdefault(id(suffix), []).append((pending, candidates))
+        drafts.setdefault(suffix, []).append((pending, candidates))
         return fill(plan, pending, candidates, suffix)
 
     return noted, drafts

@@ -79,6 +79,7 @@ def test_rounds_of_fewer_rows_answer_the_same(engine, name, count, monkeypatch):
     monkeypatch.setattr(decoder_module, "fill", noted)
     monkeypatch.setattr(batch_module, "fill", noted)
     prompts, samplings = requests(engine, count)
+    samplings = [replace(params, max_tokens=40) for params in samplings]
     least = 12 if count == 2 else 6
     single = engine.decoder(replace(ARMS[name], tree=f"chain-{least - 1}"))
     alone = [run_alone(single, p, s) for p, s in zip(prompts, samplings, strict=True)]
@@ -87,9 +88,8 @@ def test_rounds_of_fewer_rows_answer_the_same(engine, name, count, monkeypatch):
     assert most[1] == 28 and most[2] == 12 and most[count] == least
     answers = [run.tokens[run.prompt_tokens :] for run in alone]
     assert [made[0] for made in decode_together(batch, prompts, samplings)] == answers
-    longer = [replace(s, max_tokens=40) for s in samplings]
-    for run, whole in zip(rounds_of_all(batch, prompts, longer), alone, strict=True):
-        made, wanted = drafts[id(run.suffix)], drafts[id(whole.suffix)]
+    for run, whole in zip(rounds_of_all(batch, prompts, samplings), alone, strict=True):
+        made, wanted = drafts[run.suffix], drafts[whole.suffix]
         both = min(len(made), len(wanted))
         assert both > 1 and made[:both] == wanted[:both]
 
@@ -110,6 +110,7 @@ def test_matched_rows_too(engine):
     assert decode_together(seats(matched, DecoderConfig(), 4), prompts, samplings) == alone
 
 
+@torch.inference_mode()
 def test_phases_are_booked(engine):
     prompts, samplings = requests(engine, 2)
     batch = seats(engine, DecoderConfig(), 2)
@@ -121,7 +122,7 @@ def test_phases_are_booked(engine):
 
 
 def test_what_does_not_fit_is_refused(engine):
-    with pytest.raises(LumoTreeError, match="512 rows"):
+    with pytest.raises(LumoTreeError, match="560 rows, more than the 512"):
         seats(engine, DecoderConfig(), 20)
     with pytest.raises(LumoTreeError, match="no kernels for this arm"):
         seats(engine, DecoderConfig(verify="weaver"), 2)

@@ -71,13 +71,12 @@ def together():
     noted, drafts = noted_fill()
     decoder_module.fill = batch_module.fill = noted
     decoder_module.is_sure = batch_module.is_sure = lambda result, depth: True
-    single, runs, alone = CapturedDecoder(*given), [], {}
+    single, alone = CapturedDecoder(*given), {}
     for number in (1, 2, 3):
         run, state = single.begin(PROMPTS[number], SAMPLINGS[number])
         while run.finish_reason is None:
             single.step(run, state)
-        runs.append(run)  # kept, so that no other suffix gets its id
-        alone[number] = facts(single.finish(run)), drafts[id(run.suffix)], draft_keys(run, state)
+        alone[number] = facts(single.finish(run)), drafts[run.suffix], draft_keys(run, state)
 
     batch = CapturedBatch(*given, 4, 24)
     sizes, launch = set(), StepGraphs.launch
@@ -110,7 +109,7 @@ def together():
         round_()
     for number in (1, 2, 3):
         run, state = active[number].run, active[number].state
-        made = facts(active[number].decoder.finish(run)), drafts[id(run.suffix)]
+        made = facts(active[number].decoder.finish(run)), drafts[run.suffix]
         assert made == alone[number][:2], number
         assert torch.equal(draft_keys(run, state), alone[number][2]), number
     verified = {size for name, size in sizes if name == "verify"}
@@ -134,7 +133,7 @@ def cut():
     assert kept == {1: (0, 1, 2, 3, 4, 5), 2: (0, 1, 2, 3)}, kept
     assert batch.rounds[2].drafted.steps == 4
     for run, whole in zip(rounds_of_all(batch, PROMPTS[1:3], params), alone, strict=True):
-        made, wanted = drafts[id(run.suffix)], drafts[id(whole.suffix)]
+        made, wanted = drafts[run.suffix], drafts[whole.suffix]
         assert len(made) > 1 and made == wanted[: len(made)]
         assert run.tokens == whole.tokens[: len(run.tokens)]
 
