@@ -82,14 +82,10 @@ class Sensitivity:
         self._case = self._decoder = None
 
     def detections(self, fault: Fault, audits: Sequence[str] = AUDITS) -> Iterator[Detection]:
-        """One per audit, and per prefix in the continuation audit; none where it cannot act.
-
-        Faults of the draft head need one, and in captured graphs no patch reaches it.
-        """
-        drafts = fault.surface.startswith("MTP")
-        if drafts and self.engine.model.kernels:
-            return
-        if (drafts or fault.surface == "drafts") and not self.engine.has_mtp:
+        """One per audit, and per prefix in the continuation audit; none where it cannot act:
+        faults of the draft head need one."""
+        drafts = fault.surface == "drafts" or fault.surface.startswith("MTP")
+        if drafts and not self.engine.has_mtp:
             return
         for audit in audits:
             yield from getattr(self, f"_{audit}")(fault)

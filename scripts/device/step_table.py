@@ -26,8 +26,8 @@ def load(name: str):
     return json.loads((FOLDER / name).read_text(encoding="utf-8"))
 
 
-def steps() -> list[str]:
-    rows = load("steps.json")
+def steps(name: str) -> list[str]:
+    rows = load(name)
     lines = ["| prompt | arm | ms/step | x mtp-5 | tokens/step | " + " | ".join(PHASES)]
     lines[0] += " | idle share | first token (best), ms |"
     lines.append("|" + "---|" * (len(PHASES) + 7))
@@ -55,8 +55,8 @@ def exactness() -> list[str]:
     lines[0] += " recurrent | conv | keys and values |"
     lines.append("|" + "---|" * 7)
     total = Counter()
-    for name in ("exactness.json", "exactness-32k.json", "exactness-2.json"):
-        for case, counts in load(name)["cases"].items():
+    for name in ("exactness", "exactness-32k", "exactness-2", "exactness-3"):
+        for case, counts in load(f"{name}.json")["cases"].items():
             total += Counter(counts)
             lines.append(_exact(case, counts))
     return [*lines, _exact("**all**", total)]
@@ -111,6 +111,22 @@ def profile() -> list[str]:
     return lines
 
 
+def rehearsals() -> list[str]:
+    lines = [
+        "| shape | weights, GB | lumotree, ms/step | tokens/step | tokens as the small model's |"
+    ]
+    lines.append("|---|---|---|---|---|")
+    for shape, found in load("rehearsal-small.json").items():
+        if not shape.startswith("rehearsal:"):
+            continue
+        decode, same = found["decode"], found["agreement"]
+        cells = [shape, f"{found['make']['bytes'] / 1e9:.1f}", f"{min(decode['ms_per_step']):.2f}"]
+        cells += [f"{decode['tokens_per_step']:.2f}"]
+        cells += [f"{sum(same['common_prefix'])} / {sum(same['of'])}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
 def page() -> str:
     about = load("about.json")
     out = [
@@ -127,7 +143,11 @@ def page() -> str:
         "first 4096 ids, which hold every token of the small model: what it saves is real, that it "
         "loses no acceptance is not.",
         "",
-        *steps(),
+        *steps("steps.json"),
+        "",
+        f"The same on {about['other machine']}:",
+        "",
+        *steps("steps-2.json"),
         "",
         "SGLang 0.5.17 with FlashAttention 3, the same shape and kind of machine, another day "
         "(ms a step at 2k and 16k): "
@@ -141,7 +161,7 @@ def page() -> str:
         f"`{about['commands']['exactness']}`: each step of a lumotree decode done again row by row "
         "by autoregressive decoding over its own state, row mode `matched`. Accepted rows in every "
         "step, all active rows in every sixth to twelfth; states, histories and the whole prefix "
-        "of keys and values after every step. The last three lines are a second run.",
+        "of keys and values after every step. Three runs, line by line as they were.",
         "",
         *exactness(),
         "",
@@ -165,6 +185,12 @@ def page() -> str:
         "",
         "These are of kernels over random weights; in the decoder the first token of a "
         "16,000-token prompt took the time in the first table, draft-head cache included.",
+        "",
+        "## Smaller shapes",
+        "",
+        f"`{about['commands']['rehearsals']}`, greedy, {about['rehearsals']}:",
+        "",
+        *rehearsals(),
         "",
         "## GPU tests",
         "",

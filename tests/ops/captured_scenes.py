@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch  # noqa: E402
 
+from lumotree.audit.faults import FAULTS  # noqa: E402
 from lumotree.batch import Active  # noqa: E402
 from lumotree.captured import batch as batch_module  # noqa: E402
 from lumotree.captured import decoder as decoder_module  # noqa: E402
@@ -144,9 +145,11 @@ def forced():
     model = load()
     config = DecoderConfig("-1,0,0,1", 2, False)
     given = (model, Letters(), config, RowRunner(model, "natural", 1))
-    plan = [([7, 8, 9, 10], [0, 1, 3], 20), ([20, 21, 22, 23], [0], 30), ([30, 1, 2, 3], [0, 2], 5)]
-    ends = []
-    for decoder in (CapturedDecoder(*given), Decoder(*given)):
+    plan = [([7, 8, 9, 10], [0, 1, 3], 20), ([20, 1, 2, 3], [0, 2], 5)]
+    surfaces = ("recurrent", "conv", "MTP hidden", "MTP keys", "MTP values")
+
+    def end(decoder) -> tuple[list[int], dict[str, torch.Tensor]]:
+        """The next drafts, and what both paths leave."""
         run, state = decoder.begin(PROMPTS[1], SAMPLINGS[0])
         decoder.repend(run, plan[0][0][0])
         for tokens, path, pending in plan:
@@ -159,10 +162,24 @@ def forced():
         proposal = decoder.propose(run, state)
         caches = [side[:, :, 1 : state.length + 1].clone()
                   for side in (state.mtp_kv.keys, state.mtp_kv.values)]  # fmt: skip
-        ends.append((proposal.tokens, [state.recurrent, state.conv, hidden, *caches]))
-    assert ends[0][0] == ends[1][0]
-    for here, there in zip(ends[0][1], ends[1][1], strict=True):
-        torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-4)
+        left = (state.recurrent.clone(), state.conv.clone(), hidden, *caches)
+        return proposal.tokens, dict(zip(surfaces, left, strict=True))
+
+    captured = CapturedDecoder(*given)
+    drafts, left = end(captured)
+    others, wanted = end(Decoder(*given))
+    assert drafts == others
+    for name in surfaces:
+        torch.testing.assert_close(left[name], wanted[name], rtol=1e-4, atol=1e-4)
+    # Faults of the draft head break its surfaces, and nothing else.
+    for name, broken in (
+        ("MTP rows not refilled", {"MTP keys", "MTP values"}),
+        ("pre-norm hidden to the drafter", {"MTP hidden", "MTP keys", "MTP values"}),
+    ):
+        with FAULTS[name].apply() as mutation:
+            _, found = end(captured)
+        assert mutation.count > 0
+        assert {n for n in surfaces if not torch.equal(found[n], left[n])} == broken, name
 
 
 def laps():

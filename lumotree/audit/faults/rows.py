@@ -14,7 +14,7 @@ from lumotree.draft import mtp
 from lumotree.draft.plan import Proposal
 from lumotree.model import hybrid
 from lumotree.model.rows import TreeRows
-from lumotree.state import HybridState
+from lumotree.state import HybridState, KVCache
 
 
 def stale_root(mutation: Mutation) -> list[AbstractContextManager]:
@@ -80,14 +80,33 @@ def no_refill(mutation: Mutation) -> list[AbstractContextManager]:
             slots = slice(len(tokens) - 1 - missing, len(tokens) - 1)
             kept = cache.keys[:, :, slots].clone(), cache.values[:, :, slots].clone()
             out = refill(model, state, tokens, runner)
-            for side, saved in zip((cache.keys, cache.values), kept, strict=True):
-                mutation.count += not torch.equal(side[:, :, slots], saved)
-                side[:, :, slots] = saved
+            restore(cache, slots, kept)
             return out
 
         return wrapped
 
-    return [replaced(mtp, "refill", make)]
+    def captured_propose(propose):
+        def wrapped(self, run, state: HybridState):
+            cache, published = state.mtp_kv, self.forced
+            # The last slot is the pending token's, which drafting never fills.
+            slots = slice(state.length + 1 - published, state.length)
+            kept = cache.keys[:, :, slots].clone(), cache.values[:, :, slots].clone()
+            proposal = propose(self, run, state)
+            if published:
+                restore(cache, slots, kept)
+            return proposal
+
+        return wrapped
+
+    def restore(cache: KVCache, slots: slice, kept: tuple[Tensor, Tensor]) -> None:
+        for side, saved in zip((cache.keys, cache.values), kept, strict=True):
+            mutation.count += not torch.equal(side[:, :, slots], saved)
+            side[:, :, slots] = saved
+
+    patches = [replaced(mtp, "refill", make)]
+    if (captured := captured_module("decoder")) is not None:
+        patches.append(replaced(captured.CapturedDecoder, "propose", captured_propose))
+    return patches
 
 
 def pre_norm_hidden(mutation: Mutation) -> list[AbstractContextManager]:
@@ -111,10 +130,36 @@ def pre_norm_hidden(mutation: Mutation) -> list[AbstractContextManager]:
 
         return wrapped
 
-    return [
+    def captured_verify(verify):
+        def wrapped(self, state, proposal: Proposal):
+            verified = verify(self, state, proposal)
+            # The graph keeps no such rows: the same step once more, which only reads states.
+            step = self.tree_step
+            before_norm[:] = [self.model.stream(step.upload.tokens, step.rows)[0]]
+            return verified
+
+        return wrapped
+
+    def captured_publish(original):
+        def wrapped(rows, path, hidden: Tensor) -> None:
+            original(rows, path, hidden)
+            if not before_norm or not rows.decoder.uses_mtp:
+                return
+            mutation.count += 1
+            kept = rows.decoder.drafted.inputs.hidden[0, : len(path)]
+            kept.copy_(before_norm[0][path])
+            rows.state.mtp_hidden = kept.clone()
+
+        return wrapped
+
+    patches = [
         replaced(hybrid.HybridModel, "stream", stream),
         replaced(TreeRows, "publish", publish),
     ]
+    if (captured := captured_module("decoder")) is not None:
+        patches.append(replaced(captured.CapturedDecoder, "verify", captured_verify))
+        patches.append(replaced(captured._Rows, "publish", captured_publish))
+    return patches
 
 
 def duplicate_sibling(mutation: Mutation) -> list[AbstractContextManager]:
