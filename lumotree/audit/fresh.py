@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
+import threading
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,7 +65,9 @@ class FreshProcesses:
             place.with_suffix(".in").write_text(json.dumps(given))
             command = [sys.executable, "-m", "lumotree.audit.fresh", job, str(place)]
             with place.with_suffix(".err").open("w") as said:
-                self._running.append(subprocess.Popen(command, stdout=said, stderr=said))
+                self._running.append(
+                    subprocess.Popen(command, stdin=subprocess.PIPE, stdout=said, stderr=said)
+                )
 
     def answers(self) -> list[Any]:
         """What each process found. Raises LumoTreeError with the last words of one that failed."""
@@ -85,10 +89,18 @@ class FreshProcesses:
             if process.poll() is None:
                 process.kill()
                 process.wait()
+            process.stdin.close()
         self._folder.cleanup()
 
 
+def _end_with_the_asker() -> None:
+    """Ends this process once its standard input does: whoever asked is gone, however it went."""
+    os.read(sys.stdin.fileno(), 1)  # nothing is ever written to it
+    os._exit(1)
+
+
 def main(job: str, out: str) -> None:
+    threading.Thread(target=_end_with_the_asker, daemon=True).start()
     module, function = JOBS[job]
     given = json.loads(Path(out).with_suffix(".in").read_text())
     torch.set_num_threads(given["threads"])

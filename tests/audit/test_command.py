@@ -1,9 +1,11 @@
 """`lumotree audit` in process: output, files, exit codes, sentences."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -178,6 +180,34 @@ def test_an_interrupted_audit_ends_its_soak(small, monkeypatch):
     (beside,) = made
     running = [p for part in beside._parts.values() for p in part._running]
     assert len(running) == 2 and all(p.poll() is not None for p in running)
+
+
+def test_a_process_of_its_own_ends_with_the_one_that_asked_for_it():
+    """Also where that one is killed and can end nothing."""
+    code = """
+import sys, time
+from lumotree.audit.fresh import FreshProcesses
+fresh = FreshProcesses("noise", {"seeds": list(range(10**5))}, 1)
+print(fresh._running[0].pid, flush=True)
+time.sleep(600)
+"""
+    asker = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    pid = int(asker.stdout.readline())
+    asker.kill()
+    asker.communicate()
+    deadline = time.monotonic() + 60
+    while _is_there(pid):
+        assert time.monotonic() < deadline, "it goes on"
+        time.sleep(0.1)
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        stat = Path(f"/proc/{pid}/stat")  # an orphan that nobody waits for has ended all the same
+        return not (stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "Z")
+    except ProcessLookupError:
+        return False
 
 
 def test_an_audit_that_breaks_keeps_what_was_found_before_it(small, monkeypatch):
