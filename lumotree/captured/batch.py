@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lumotree.batch import Active
 from lumotree.captured.clock import Clock
-from lumotree.captured.decoder import select_on_host
+from lumotree.captured.decoder import room_ahead, select_on_host
 from lumotree.captured.draft import DraftInputs, candidates_of, is_sure
 from lumotree.captured.graphs import StepGraphs
 from lumotree.captured.step import RequestBuffers
@@ -25,7 +25,7 @@ from lumotree.decoder import Decoder, DecoderConfig, Run
 from lumotree.draft.plan import DraftPlan, Proposal, draft_plan, fill
 from lumotree.errors import LumoTreeError, RequestError
 from lumotree.model.hybrid import HybridModel
-from lumotree.model.runner import MATCHED_ROWS, RowRunner
+from lumotree.model.runner import RowRunner
 from lumotree.ops.linear import MAX_STEP_ROWS
 from lumotree.state import HybridState
 from lumotree.text import ChatTokenizer
@@ -80,8 +80,7 @@ class CapturedBatch:
         first = self.decoders[0]
         self.uses_mtp = first.uses_mtp
         try:
-            # A step that is under way when a request ends may publish and draft once more.
-            capacity = context + 2 * len(tree) + MATCHED_ROWS
+            capacity = context + room_ahead(tree)
             self.buffers = model.new_buffers(capacity, self.uses_mtp, seats)
             for cache in self.buffers.caches:  # a warm-up reads slots before they are written
                 cache.keys.zero_()

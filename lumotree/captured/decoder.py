@@ -25,6 +25,7 @@ from lumotree.model.runner import MATCHED_ROWS
 from lumotree.ops.select import SamplingBlock
 from lumotree.sampling import accept_walk
 from lumotree.state import HybridState
+from lumotree.tree import TreeDescriptor
 
 # State slots come in powers of two from here: a captured graph belongs to one slot.
 FIRST_CAPACITY = 4096
@@ -132,11 +133,8 @@ class CapturedDecoder(Decoder):
         self.clock.lap("draft")
 
     def reserve(self, tokens: int) -> HybridState:
-        """The state slot and its graphs, made anew when a request needs more room.
-
-        A step that is under way when the request ends may publish and draft once more.
-        """
-        margin = 2 * len(self.tree) + MATCHED_ROWS
+        """The state slot and its graphs, made anew when a request needs more room."""
+        margin = room_ahead(self.tree)
         needed = tokens + margin
         if self._state is not None and self._state.capacity >= needed:
             return self._state
@@ -180,6 +178,12 @@ class CapturedDecoder(Decoder):
     def _phase(self, run: Run, name: str) -> Iterator[None]:
         """Stages are timed by events on the device, see `Clock`."""
         yield
+
+
+def room_ahead(tree: TreeDescriptor) -> int:
+    """Slots past a request's last token: a step that is under way when the request ends may publish
+    and draft once more."""
+    return 2 * len(tree) + MATCHED_ROWS
 
 
 def select_on_host(
