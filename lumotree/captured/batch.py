@@ -24,6 +24,7 @@ from lumotree.captured.step import RequestBuffers
 from lumotree.decoder import Decoder, DecoderConfig, Run
 from lumotree.draft.plan import DraftPlan, Proposal, draft_plan, fill
 from lumotree.errors import LumoTreeError, RequestError
+from lumotree.exactness import PROBED_ROWS
 from lumotree.model.hybrid import HybridModel
 from lumotree.model.runner import RowRunner
 from lumotree.ops.linear import MAX_STEP_ROWS
@@ -226,10 +227,12 @@ class CapturedBatch:
 
 
 def row_counts(config: DecoderConfig, runner: RowRunner, seats: int) -> list[int]:
-    """Rows of a step of one request, then those of all rounds that have more, ascending."""
-    counts = {size * runner.padded(sum(_cut(config, runner, size))) for size in _sizes(seats)}
-    single = runner.padded(sum(_cut(config, runner, 1)))
-    return [single, *sorted(count for count in counts if count > single)]
+    """Rows of a step of one request, as far as start-up has probed them, then those of all rounds
+    that have more, ascending."""
+    sizes = {1, *_sizes(seats)}
+    counts = {size * runner.padded(sum(_cut(config, runner, size))) for size in sizes}
+    probed = min(runner.padded(sum(_cut(config, runner, 1))), runner.padded(PROBED_ROWS))
+    return [probed, *sorted(count for count in counts if count > probed)]
 
 
 def most_seats(config: DecoderConfig, runner: RowRunner, rows: int) -> int:
@@ -251,9 +254,11 @@ def _cut(config: DecoderConfig, runner: RowRunner, requests: int) -> tuple[bool,
     plan = draft_plan(tree_from_name(config.tree), config.passes)
     if requests == 1 or not config.round_rows:
         return plan.cuts[0]
-    rows = {cut: requests * runner.padded(sum(cut)) for cut in plan.cuts}
-    fitting = [cut for cut in plan.cuts if rows[cut] <= config.round_rows]
-    return fitting[0] if fitting else min(plan.cuts, key=rows.get)
+    # Without text to copy from nothing fills a tail.
+    cuts = plan.cuts if config.suffix else (plan.cuts[0], plan.cuts[-1])
+    rows = {cut: requests * runner.padded(sum(cut)) for cut in cuts}
+    fitting = [cut for cut in cuts if rows[cut] <= config.round_rows]
+    return fitting[0] if fitting else min(cuts, key=rows.get)
 
 
 class SeatDecoder(Decoder):

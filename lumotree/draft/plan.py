@@ -32,7 +32,8 @@ class DraftPlan:
     @property
     def cuts(self) -> tuple[tuple[bool, ...], ...]:
         """Masks of ever fewer rows: all that are used, the path to the end of the tail, and that
-        with ever less of the tail, down to its MTP rows."""
+        with ever less of the tail, down to its MTP rows; without such rows, which alone are
+        sure to draft, the whole path is the least."""
         path = (0, *(rows[0] for rows in self.mtp), *self.tail)
         masks = [self.tree.default_active]
         for count in range(len(path), len(self.mtp) if self.mtp else len(path) - 1, -1):

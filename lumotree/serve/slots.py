@@ -143,7 +143,7 @@ def _captured_slots(
         known = probe_rows(engine.model, engine.runner.multiple, batch.rows)
         if known < batch.rows[-1]:
             raise LumoTreeError(
-                f"products of more than {known} rows have other bits on this device",
+                f"products of more than {known} rows are not known to have equal bits here",
                 f"serve with --active {most_seats(config, engine.runner, known)}",
             )
     free = free_bytes(engine.model.device)

@@ -193,6 +193,8 @@ time.sleep(600)
 """
     asker = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     pid = int(asker.stdout.readline())
+    time.sleep(1)
+    assert _is_there(pid)
     asker.kill()
     asker.communicate()
     deadline = time.monotonic() + 60
@@ -204,9 +206,9 @@ time.sleep(600)
 def _is_there(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-        stat = Path(f"/proc/{pid}/stat")  # an orphan that nobody waits for has ended all the same
-        return not (stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "Z")
-    except ProcessLookupError:
+        # An orphan that nobody waits for has ended all the same.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
         return False
 
 

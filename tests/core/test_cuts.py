@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 pytest.importorskip("triton")
 
 from arms.spec import MAX_ROUND_ROWS, parse_arm  # noqa: E402
-from lumotree.captured.batch import _cut  # noqa: E402
+from lumotree.captured.batch import _cut, most_seats, row_counts  # noqa: E402
 from lumotree.decoder import DecoderConfig  # noqa: E402
 from lumotree.draft.plan import draft_plan, fill  # noqa: E402
 from lumotree.draft.suffix import SuffixAutomaton  # noqa: E402
@@ -38,6 +38,7 @@ class Rows:
         (DecoderConfig(round_rows=1), {1: 28, 2: 6}),
         (DecoderConfig("chain-5", 5, False), {1: 6, 16: 6}),
         (DecoderConfig("chain-7", 0, True), {1: 8, 16: 8}),
+        (DecoderConfig(suffix=False), {1: 28, 2: 6, 16: 6}),
         (DecoderConfig("root", 0, False), {1: 1, 16: 1}),
     ],
     ids=str,
@@ -49,6 +50,17 @@ def test_a_round_has_as_many_rows_of_each_as_fit(config, sizes):
 def test_rows_that_cost_the_same_are_kept():
     """Where every step is padded to 32 rows a cut saves nothing."""
     assert sum(_cut(DecoderConfig(), Rows(32), 8)) == 28
+
+
+def test_rows_of_rounds_and_how_many_seats_they_allow():
+    plain, rows = DecoderConfig(), Rows(1)
+    assert row_counts(plain, rows, 16) == [28, 32, 48, 96]
+    assert row_counts(plain, rows, 1) == [28]
+    # Trees larger than what start-up probes: its rows first, then every count above them.
+    assert row_counts(DecoderConfig("chain-40", 5), rows, 4) == [32, 41]
+    assert [most_seats(plain, rows, n) for n in (27, 28, 32, 512)] == [0, 2, 5, 85]
+    whole = DecoderConfig(round_rows=0)
+    assert row_counts(whole, rows, 4) == [28, 56, 112] and most_seats(whole, rows, 512) == 18
 
 
 def test_cuts_are_trees_of_rows_in_use():
@@ -65,7 +77,6 @@ def test_cuts_are_trees_of_rows_in_use():
 
 @given(length=st.integers(2, 60), ids=st.integers(2, 4), passes=st.integers(0, 5), data=st.data())
 def test_a_plan_within_a_cut_fills_its_rows_as_the_whole_one_does(length, ids, passes, data):
-    """A shorter tail is a shorter lookup; no row besides is touched."""
     tree = tree_from_name(data.draw(st.sampled_from(["hydra27", "chain-7", "-1,0,1,2,0,3"])))
     plan = draft_plan(tree, passes)
     numbers = st.integers(0, ids - 1)
@@ -77,15 +88,11 @@ def test_a_plan_within_a_cut_fills_its_rows_as_the_whole_one_does(length, ids, p
     whole = fill(plan, tokens[-1], candidates, suffix)
     for cut in plan.cuts:
         less = fill(plan.within(cut), tokens[-1], candidates, suffix)
-        assert all(kept or not there for there, kept in zip(less.active, cut, strict=True))
+        assert less.active == [a and kept for a, kept in zip(whole.active, cut, strict=True)]
         for row in range(len(tree)):
             if less.active[row]:
-                assert (less.tokens[row], less.source[row]) == (
-                    whole.tokens[row],
-                    whole.source[row],
-                )
-            elif cut[row] and row not in plan.tail:
-                assert not whole.active[row]
+                assert less.tokens[row] == whole.tokens[row]
+                assert less.source[row] == whole.source[row]
     assert fill(plan.within(plan.cuts[0]), tokens[-1], candidates, suffix) == whole
 
 

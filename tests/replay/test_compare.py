@@ -121,6 +121,19 @@ def test_without_a_shared_arm_runs_are_never_separated(tmp_path):
         assert entry["drift"] is None, "an arm with another spec is no measure of drift"
 
 
+@pytest.mark.parametrize(("given", "same"), [({"new": 32}, True), ({"tree": "x"}, False)])
+def test_an_option_that_an_older_version_had_not_is_no_other_arm(tmp_path, given, same):
+    saved = {"kind": "in-process", "tree": "root"}
+
+    def run(name: str, description: dict):
+        arms = {"ar": {"status": "ok", "description": description}, "lumotree": {"status": "ok"}}
+        return folder(tmp_path / name, {"ar": 50, "lumotree": 100}, {"arms": arms})
+
+    found = compare_folders([run("one", saved), run("two", saved | given)])["comparisons"]
+    drift = {entry["arm"]: entry["drift"] for entry in found}["two/lumotree"]
+    assert (drift is not None) is same
+
+
 @pytest.mark.parametrize(("margin", "withheld"), [(0.01, False), (1.0, True)])
 def test_compare_withholds_what_the_run_did(tmp_path, margin, withheld):
     """Near-ties pass by their margin, which only the model can measure: the saved one counts."""

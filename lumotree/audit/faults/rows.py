@@ -87,13 +87,13 @@ def no_refill(mutation: Mutation) -> list[AbstractContextManager]:
 
     def captured_propose(propose):
         def wrapped(self, run, state: HybridState):
-            cache, published = state.mtp_kv, self.forced
+            if not self.forced:
+                return propose(self, run, state)
             # The last slot is the pending token's, which drafting never fills.
-            slots = slice(state.length + 1 - published, state.length)
+            cache, slots = state.mtp_kv, slice(state.length + 1 - self.forced, state.length)
             kept = cache.keys[:, :, slots].clone(), cache.values[:, :, slots].clone()
             proposal = propose(self, run, state)
-            if published:
-                restore(cache, slots, kept)
+            restore(cache, slots, kept)
             return proposal
 
         return wrapped
