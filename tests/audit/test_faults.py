@@ -7,8 +7,7 @@ import torch
 
 from lumotree import decoder, sampling
 from lumotree.audit.detect import Detection, Sensitivity, undetected
-from lumotree.audit.faults import AUDITS, FAULTS, fault, selection
-from lumotree.audit.faults import rows as row_faults
+from lumotree.audit.faults import AUDITS, FAULTS, base, fault, selection
 from lumotree.audit.faults.base import replaced
 from lumotree.audit.sampler import SamplerPlan
 from lumotree.draft import mtp
@@ -138,7 +137,7 @@ def test_captured_rows_are_rotated_by_the_table_that_they_keep(monkeypatch):
             return self.tree_step.rows.rope.tolist()
 
     module = SimpleNamespace(CapturedDecoder=CapturedDecoder)
-    monkeypatch.setattr(row_faults, "captured_module", lambda name: module)
+    monkeypatch.setattr(base, "captured_module", lambda name: module)
     captured = CapturedDecoder()
     with fault("off-by-one position").apply() as mutation:
         assert captured.verify(None, None) == [1, 2, 3, 0]

@@ -55,6 +55,16 @@ def captured_module(name: str) -> Any:
     return sys.modules.get(f"lumotree.captured.{name}")
 
 
+def replaced_captured(
+    owner: str | None, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> list[AbstractContextManager]:
+    """`replaced` in the module of captured steps, or in its class `owner`; nothing without them."""
+    module = captured_module("decoder")
+    if module is None:
+        return []
+    return [replaced(module if owner is None else getattr(module, owner), name, make)]
+
+
 @contextmanager
 def replaced(
     owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from lumotree.audit.faults.base import Fault, Mutation, captured_module, replaced
+from lumotree.audit.faults.base import Fault, Mutation, replaced, replaced_captured
 from lumotree.model.rows import TreeRows
 from lumotree.ops.gdn import Path
 from lumotree.state import HybridState
@@ -30,9 +30,7 @@ Alter = Callable[[TreeDescriptor, list[int], list[int] | None], list[int] | None
 def published(of_rows, of_verifier=None) -> list[AbstractContextManager]:
     """Patches of `publish` of a decoder's rows, in plain and in captured steps; of PathScan."""
     patches = [replaced(TreeRows, "publish", of_rows)]
-    captured = captured_module("decoder")
-    if captured is not None:
-        patches.append(replaced(captured._Rows, "publish", of_rows))
+    patches += replaced_captured("_Rows", "publish", of_rows)
     if of_verifier is not None:
         patches.append(replaced(PathScan, "publish", of_verifier))
     return patches

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from lumotree import decoder
-from lumotree.audit.faults.base import Fault, Mutation, captured_module, replaced
+from lumotree.audit.faults.base import Fault, Mutation, replaced, replaced_captured
 from lumotree.draft import mtp
 from lumotree.draft.plan import Proposal
 from lumotree.model import hybrid
@@ -36,9 +37,8 @@ def stale_root(mutation: Mutation) -> list[AbstractContextManager]:
 
 def _verifying(make) -> list[AbstractContextManager]:
     """Patches of `verify` of plain and of captured steps."""
-    captured = captured_module("decoder")
-    kinds = [decoder.Decoder] + ([captured.CapturedDecoder] if captured is not None else [])
-    return [replaced(kind, "verify", make) for kind in kinds]
+    captured = replaced_captured("CapturedDecoder", "verify", make)
+    return [replaced(decoder.Decoder, "verify", make), *captured]
 
 
 def position_off_by_one(mutation: Mutation) -> list[AbstractContextManager]:
@@ -64,11 +64,8 @@ def position_off_by_one(mutation: Mutation) -> list[AbstractContextManager]:
 
         return wrapped
 
-    patches = [replaced(TreeRows, "__init__", rows)]
-    captured = captured_module("decoder")
-    if captured is not None:
-        patches.append(replaced(captured.CapturedDecoder, "verify", captured_verify))
-    return patches
+    captured = replaced_captured("CapturedDecoder", "verify", captured_verify)
+    return [replaced(TreeRows, "__init__", rows), *captured]
 
 
 def no_refill(mutation: Mutation) -> list[AbstractContextManager]:
@@ -78,10 +75,8 @@ def no_refill(mutation: Mutation) -> list[AbstractContextManager]:
         def wrapped(model, state: HybridState, tokens, runner):
             cache, missing = state.mtp_kv, state.mtp_hidden.shape[0] - 1
             slots = slice(len(tokens) - 1 - missing, len(tokens) - 1)
-            kept = cache.keys[:, :, slots].clone(), cache.values[:, :, slots].clone()
-            out = refill(model, state, tokens, runner)
-            restore(cache, slots, kept)
-            return out
+            with unchanged(cache, slots):
+                return refill(model, state, tokens, runner)
 
         return wrapped
 
@@ -91,22 +86,22 @@ def no_refill(mutation: Mutation) -> list[AbstractContextManager]:
                 return propose(self, run, state)
             # The last slot is the pending token's, which drafting never fills.
             cache, slots = state.mtp_kv, slice(state.length + 1 - self.forced, state.length)
-            kept = cache.keys[:, :, slots].clone(), cache.values[:, :, slots].clone()
-            proposal = propose(self, run, state)
-            restore(cache, slots, kept)
-            return proposal
+            with unchanged(cache, slots):
+                return propose(self, run, state)
 
         return wrapped
 
-    def restore(cache: KVCache, slots: slice, kept: tuple[Tensor, Tensor]) -> None:
-        for side, saved in zip((cache.keys, cache.values), kept, strict=True):
+    @contextmanager
+    def unchanged(cache: KVCache, slots: slice) -> Iterator[None]:
+        sides = (cache.keys, cache.values)
+        kept = [side[:, :, slots].clone() for side in sides]
+        yield
+        for side, saved in zip(sides, kept, strict=True):
             mutation.count += not torch.equal(side[:, :, slots], saved)
             side[:, :, slots] = saved
 
-    patches = [replaced(mtp, "refill", make)]
-    if (captured := captured_module("decoder")) is not None:
-        patches.append(replaced(captured.CapturedDecoder, "propose", captured_propose))
-    return patches
+    captured = replaced_captured("CapturedDecoder", "propose", captured_propose)
+    return [replaced(mtp, "refill", make), *captured]
 
 
 def pre_norm_hidden(mutation: Mutation) -> list[AbstractContextManager]:
@@ -133,9 +128,9 @@ def pre_norm_hidden(mutation: Mutation) -> list[AbstractContextManager]:
     def captured_verify(verify):
         def wrapped(self, state, proposal: Proposal):
             verified = verify(self, state, proposal)
-            # The graph keeps no such rows: the same step once more, which only reads states.
-            step = self.tree_step
-            before_norm[:] = [self.model.stream(step.upload.tokens, step.rows)[0]]
+            # The graph keeps no such rows: the same step once more, which only reads states, for
+            # `stream` above to note them.
+            self.model.stream(self.tree_step.upload.tokens, self.tree_step.rows)
             return verified
 
         return wrapped
@@ -152,14 +147,12 @@ def pre_norm_hidden(mutation: Mutation) -> list[AbstractContextManager]:
 
         return wrapped
 
-    patches = [
+    return [
         replaced(hybrid.HybridModel, "stream", stream),
         replaced(TreeRows, "publish", publish),
+        *replaced_captured("CapturedDecoder", "verify", captured_verify),
+        *replaced_captured("_Rows", "publish", captured_publish),
     ]
-    if (captured := captured_module("decoder")) is not None:
-        patches.append(replaced(captured.CapturedDecoder, "verify", captured_verify))
-        patches.append(replaced(captured._Rows, "publish", captured_publish))
-    return patches
 
 
 def duplicate_sibling(mutation: Mutation) -> list[AbstractContextManager]:
@@ -177,9 +170,7 @@ def duplicate_sibling(mutation: Mutation) -> list[AbstractContextManager]:
 
         return wrapped
 
-    captured = captured_module("decoder")
-    modules = [decoder] + ([captured] if captured is not None else [])
-    return [replaced(module, "fill", make) for module in modules]
+    return [replaced(decoder, "fill", make), *replaced_captured(None, "fill", make)]
 
 
 def no_reset(mutation: Mutation) -> list[AbstractContextManager]:
