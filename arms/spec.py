@@ -113,14 +113,20 @@ def _tree(where: str, value: str) -> str:
     return value
 
 
+def _whole(text: str, least: int, most: int) -> int | None:
+    """A number within bounds, in its one spelling, so that one arm has one name; else None."""
+    number = int(text) if re.fullmatch(r"0|[1-9][0-9]{0,8}", text) else None
+    return number if number is not None and least <= number <= most else None
+
+
 def _passes(where: str, value: str) -> int | tuple[int, int]:
     """A number of passes, or `first/all`: the rest run only where the first ones are sure."""
-    numbers = {str(n): n for n in range(MAX_PASSES + 1)}
     first, slash, every = value.partition("/")
-    if value in numbers:
-        return numbers[value]
-    if slash and first in numbers and every in numbers and 0 < numbers[first] < numbers[every]:
-        return numbers[first], numbers[every]
+    start, stop = _whole(first, 0, MAX_PASSES), _whole(every, 0, MAX_PASSES)
+    if not slash and start is not None:
+        return start
+    if start and stop is not None and start < stop:
+        return start, stop
     raise ArmError(
         f"{where} is '{value}'; it takes a whole number from 0 to {MAX_PASSES}, or two such as 3/5"
     )
@@ -142,16 +148,15 @@ def _verifier(where: str, value: str) -> str:
 
 
 def _count(where: str, value: str) -> int:
-    """A number of token ids; one spelling a number, so that one arm has one name."""
-    if not re.fullmatch(r"[1-9][0-9]{0,8}", value) or int(value) < 3:
+    if (count := _whole(value, 3, 10**9 - 1)) is None:
         raise ArmError(f"{where} is '{value}'; it takes a number of token ids, at least 3")
-    return int(value)
+    return count
 
 
 def _rows(where: str, value: str) -> int:
-    if not re.fullmatch(r"0|[1-9][0-9]{0,2}", value) or int(value) > MAX_ROUND_ROWS:
+    if (rows := _whole(value, 0, MAX_ROUND_ROWS)) is None:
         raise ArmError(f"{where} is '{value}'; it takes a number of rows, at most {MAX_ROUND_ROWS}")
-    return int(value)
+    return rows
 
 
 def _switch(where: str, value: str) -> bool:

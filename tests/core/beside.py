@@ -37,11 +37,11 @@ def rounds_of_all(batch, prompts, samplings):
 
 @torch.inference_mode()
 def run_alone(decoder, prompt, params):
-    """A request's run to its end."""
+    """A request's run to its end, and the state it leaves."""
     run, state = decoder.begin(prompt, params)
     while run.finish_reason is None:
         decoder.step(run, state)
-    return run
+    return run, state
 
 
 @torch.inference_mode()

@@ -82,7 +82,7 @@ def test_rounds_of_fewer_rows_answer_the_same(engine, name, count, monkeypatch):
     samplings = [replace(params, max_tokens=40) for params in samplings]
     least = 12 if count == 2 else 6
     single = engine.decoder(replace(ARMS[name], tree=f"chain-{least - 1}"))
-    alone = [run_alone(single, p, s) for p, s in zip(prompts, samplings, strict=True)]
+    alone = [run_alone(single, p, s)[0] for p, s in zip(prompts, samplings, strict=True)]
     batch = seats(engine, ARMS[name], count, round_rows=32)
     most = {size: len(captured.tree) for size, captured in batch.rounds.items()}
     assert most[1] == 28 and most[2] == 12 and most[count] == least

@@ -74,9 +74,7 @@ def together():
     decoder_module.is_sure = batch_module.is_sure = lambda result, depth: True
     single, alone = CapturedDecoder(*given), {}
     for number in (1, 2, 3):
-        run, state = single.begin(PROMPTS[number], SAMPLINGS[number])
-        while run.finish_reason is None:
-            single.step(run, state)
+        run, state = run_alone(single, PROMPTS[number], SAMPLINGS[number])
         alone[number] = facts(single.finish(run)), drafts[run.suffix], draft_keys(run, state)
 
     batch = CapturedBatch(*given, 4, 24)
@@ -127,7 +125,7 @@ def cut():
     decoder_module.fill = batch_module.fill = noted
     small = CapturedDecoder(model, given[0], replace(config, tree="chain-3"), given[1])
     params = [SamplingParams(max_tokens=4, seed=seed, ignore_eos=True) for seed in (1, 2)]
-    whole = run_alone(small, PROMPTS[2], params[1])  # one of them will do: this is slow
+    whole, _ = run_alone(small, PROMPTS[2], params[1])  # one of them will do: this is slow
     batch = CapturedBatch(model, given[0], config, given[1], 2, 24)
     kept = {size: captured.kept for size, captured in batch.rounds.items()}
     # The path to the end of the tail has five rows: two of them are too many.

@@ -132,6 +132,17 @@ def test_a_summary_that_is_none_is_one_clear_error(tmp_path, content, says):
         folder.summary()
 
 
+def assert_resumes(path, arms, says):
+    """A resume with these arms goes on, or is refused in these words."""
+    folder, run = RunFolder.open(path), RUN | {"arms": arms}
+    if says is None:
+        folder.resume(run)
+        folder.close()
+    else:
+        with pytest.raises(CorpusError, match=says):
+            folder.resume(run)
+
+
 OWN = {"kind": "in-process", "tree": "root"}
 SGLANG = {"kind": "sglang", "tree": "root"}
 
@@ -149,13 +160,7 @@ SGLANG = {"kind": "sglang", "tree": "root"}
 def test_options_that_one_version_has_not_do_not_count(tmp_path, saved, given, says):
     run = RUN | {"arms": {"ar": {"description": saved}}}
     RunFolder.create(tmp_path / "r", run).close()
-    folder, run = RunFolder.open(tmp_path / "r"), RUN | {"arms": {"ar": {"description": given}}}
-    if says is None:
-        folder.resume(run)
-        folder.close()
-    else:
-        with pytest.raises(CorpusError, match=says):
-            folder.resume(run)
+    assert_resumes(tmp_path / "r", {"ar": {"description": given}}, says)
 
 
 @pytest.mark.parametrize(
@@ -170,13 +175,7 @@ def test_options_that_one_version_has_not_do_not_count(tmp_path, saved, given, s
 def test_a_resume_refuses_an_arm_that_decodes_with_something_else(tmp_path, arms, says):
     saved = {"ar": {"description": {"tree": "root"}}, "new": {"status": "unavailable"}}
     RunFolder.create(tmp_path / "r", RUN | {"arms": saved}).close()
-    folder = RunFolder.open(tmp_path / "r")
-    if says is None:
-        folder.resume(RUN | {"arms": arms})
-        folder.close()
-    else:
-        with pytest.raises(CorpusError, match=says):
-            folder.resume(RUN | {"arms": arms})
+    assert_resumes(tmp_path / "r", arms, says)
 
 
 @pytest.mark.parametrize("name", ["run.json", "summary.json"])
